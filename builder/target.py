@@ -1,0 +1,51 @@
+"""Targets: what an engine section is compiled for, and the SKU table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sku:
+    """A class of CPUs by features. ``features`` are the names in /proc/cpuinfo that the code needs.
+
+    ``dot``: the 16-bit dot product the GEMM and attention kernels use ("none" widens to fp32 FMA).
+    """
+
+    name: str
+    vector_bits: int
+    features: tuple[str, ...]
+    compiler_flags: tuple[str, ...]
+    dot: str = "none"  # none | avx512_bf16 | amx_bf16
+    rank: int = 0  # the runtime picks the highest rank that the host supports
+
+
+@dataclass(frozen=True)
+class Target:
+    """kind "cpu" with a SKU, or kind "reference" (runs anywhere, by op meanings)."""
+
+    kind: str
+    sku: Sku | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.sku.name}" if self.sku else self.kind
+
+
+_V3 = ("avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm")
+_V3_FLAGS = ("-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mf16c", "-mmovbe", "-mlzcnt")
+_V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_V4_FLAGS = (*_V3_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
+_BF16 = (*_V4, "avx512_vnni", "avx512_bf16")
+_BF16_FLAGS = (*_V4_FLAGS, "-mavx512vnni", "-mavx512bf16")
+_SPR = (*_BF16, "amx_tile", "amx_int8", "amx_bf16", "avx512_fp16")
+_SPR_FLAGS = (*_BF16_FLAGS, "-mamx-tile", "-mamx-int8", "-mamx-bf16", "-mavx512fp16")
+
+CPU_SKUS: dict[str, Sku] = {
+    sku.name: sku
+    for sku in (
+        Sku("x86-64-v3", 256, _V3, _V3_FLAGS, "none", 30),
+        Sku("x86-64-v4", 512, _V4, _V4_FLAGS, "none", 40),
+        Sku("x86-64-v4+vnni+bf16", 512, _BF16, _BF16_FLAGS, "avx512_bf16", 50),
+        Sku("sapphirerapids", 512, _SPR, _SPR_FLAGS, "avx512_bf16", 60),
+    )
+}
