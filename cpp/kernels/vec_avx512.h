@@ -1,0 +1,144 @@
+// The 16-lane vectors as one AVX-512 register. Included by vec.h only.
+#pragma once
+
+namespace pelton {
+
+struct F32 {
+  __m512 v;
+};
+struct I32 {
+  __m512i v;
+};
+struct Mask {
+  __mmask16 v;
+};
+struct F64 {
+  __m512d lo, hi;
+};
+
+PELTON_INLINE F32 splat(float x) { return {_mm512_set1_ps(x)}; }
+PELTON_INLINE F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+PELTON_INLINE void store(float* p, F32 a) { _mm512_storeu_ps(p, a.v); }
+PELTON_INLINE F32 operator+(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
+PELTON_INLINE F32 operator-(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+PELTON_INLINE F32 operator*(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+PELTON_INLINE F32 operator/(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
+// a * b + c and c - a * b, rounded once.
+PELTON_INLINE F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+PELTON_INLINE F32 fnma(F32 a, F32 b, F32 c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
+// min and max return b when either operand is NaN.
+PELTON_INLINE F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
+PELTON_INLINE F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
+PELTON_INLINE F32 sqrt(F32 a) { return {_mm512_sqrt_ps(a.v)}; }
+PELTON_INLINE F32 round_even(F32 a) {
+  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+PELTON_INLINE F32 floor(F32 a) {
+  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+}
+
+PELTON_INLINE Mask operator<(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
+PELTON_INLINE Mask operator<=(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ)}; }
+PELTON_INLINE Mask operator>(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ)}; }
+PELTON_INLINE Mask operator>=(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ)}; }
+PELTON_INLINE Mask operator==(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ)}; }
+PELTON_INLINE Mask operator!=(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_NEQ_UQ)}; }
+PELTON_INLINE Mask operator&(Mask a, Mask b) { return {static_cast<__mmask16>(a.v & b.v)}; }
+PELTON_INLINE Mask operator|(Mask a, Mask b) { return {static_cast<__mmask16>(a.v | b.v)}; }
+PELTON_INLINE Mask operator~(Mask a) { return {static_cast<__mmask16>(~a.v)}; }
+PELTON_INLINE uint32_t mask_bits(Mask m) { return m.v; }
+PELTON_INLINE Mask first_n(int n) {
+  return {static_cast<__mmask16>(n >= kLanes ? 0xffffu : n <= 0 ? 0u : (1u << n) - 1u)};
+}
+// m ? a : b, lane by lane.
+PELTON_INLINE F32 select(Mask m, F32 a, F32 b) { return {_mm512_mask_blend_ps(m.v, b.v, a.v)}; }
+PELTON_INLINE F32 load_masked(const float* p, Mask m) { return {_mm512_maskz_loadu_ps(m.v, p)}; }
+PELTON_INLINE void store_masked(float* p, F32 a, Mask m) { _mm512_mask_storeu_ps(p, m.v, a.v); }
+
+PELTON_INLINE I32 splat_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
+PELTON_INLINE I32 iota() {
+  return {_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)};
+}
+PELTON_INLINE I32 load_int(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+PELTON_INLINE void store_int(int32_t* p, I32 a) { _mm512_storeu_si512(p, a.v); }
+PELTON_INLINE I32 operator+(I32 a, I32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+PELTON_INLINE I32 operator-(I32 a, I32 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+PELTON_INLINE I32 operator*(I32 a, I32 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+PELTON_INLINE I32 operator&(I32 a, I32 b) { return {_mm512_and_si512(a.v, b.v)}; }
+PELTON_INLINE I32 operator|(I32 a, I32 b) { return {_mm512_or_si512(a.v, b.v)}; }
+PELTON_INLINE I32 operator^(I32 a, I32 b) { return {_mm512_xor_si512(a.v, b.v)}; }
+template <int N>
+PELTON_INLINE I32 shift_left(I32 a) {
+  return {_mm512_slli_epi32(a.v, N)};
+}
+template <int N>
+PELTON_INLINE I32 shift_right(I32 a) {  // logical
+  return {_mm512_srli_epi32(a.v, N)};
+}
+template <int N>
+PELTON_INLINE I32 shift_right_signed(I32 a) {
+  return {_mm512_srai_epi32(a.v, N)};
+}
+PELTON_INLINE Mask operator<(I32 a, I32 b) { return {_mm512_cmplt_epi32_mask(a.v, b.v)}; }
+PELTON_INLINE Mask operator>(I32 a, I32 b) { return {_mm512_cmpgt_epi32_mask(a.v, b.v)}; }
+PELTON_INLINE Mask operator==(I32 a, I32 b) { return {_mm512_cmpeq_epi32_mask(a.v, b.v)}; }
+PELTON_INLINE I32 select(Mask m, I32 a, I32 b) { return {_mm512_mask_blend_epi32(m.v, b.v, a.v)}; }
+
+PELTON_INLINE I32 bits(F32 a) { return {_mm512_castps_si512(a.v)}; }
+PELTON_INLINE F32 from_bits(I32 a) { return {_mm512_castsi512_ps(a.v)}; }
+PELTON_INLINE I32 to_int(F32 a) { return {_mm512_cvtps_epi32(a.v)}; }         // nearest even
+PELTON_INLINE I32 truncate_int(F32 a) { return {_mm512_cvttps_epi32(a.v)}; }  // towards zero
+PELTON_INLINE F32 to_f32(I32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+PELTON_INLINE F32 gather(const float* base, I32 index) {
+  return {_mm512_i32gather_ps(index.v, base, 4)};
+}
+PELTON_INLINE float first_lane(F32 a) { return _mm512_cvtss_f32(a.v); }
+
+PELTON_INLINE I32 load_u16(const uint16_t* p) {
+  return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+PELTON_INLINE void store_u16(uint16_t* p, I32 a) {  // the low halves
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a.v));
+}
+PELTON_INLINE F32 load_half(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+PELTON_INLINE void store_half(uint16_t* p, F32 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+PELTON_INLINE __m256 low_half(F32 a) { return _mm512_castps512_ps256(a.v); }
+PELTON_INLINE __m256 high_half(F32 a) { return _mm512_extractf32x8_ps(a.v, 1); }
+
+PELTON_INLINE F64 splat64(double x) { return {_mm512_set1_pd(x), _mm512_set1_pd(x)}; }
+PELTON_INLINE F64 widen(F32 a) {
+  return {_mm512_cvtps_pd(low_half(a)), _mm512_cvtps_pd(high_half(a))};
+}
+PELTON_INLINE F32 narrow(F64 a) {
+  return {
+      _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(a.lo)), _mm512_cvtpd_ps(a.hi), 1)};
+}
+PELTON_INLINE F64 operator+(F64 a, F64 b) {
+  return {_mm512_add_pd(a.lo, b.lo), _mm512_add_pd(a.hi, b.hi)};
+}
+PELTON_INLINE F64 operator-(F64 a, F64 b) {
+  return {_mm512_sub_pd(a.lo, b.lo), _mm512_sub_pd(a.hi, b.hi)};
+}
+PELTON_INLINE F64 operator*(F64 a, F64 b) {
+  return {_mm512_mul_pd(a.lo, b.lo), _mm512_mul_pd(a.hi, b.hi)};
+}
+PELTON_INLINE F64 fma(F64 a, F64 b, F64 c) {
+  return {_mm512_fmadd_pd(a.lo, b.lo, c.lo), _mm512_fmadd_pd(a.hi, b.hi, c.hi)};
+}
+PELTON_INLINE F64 round_even(F64 a) {
+  constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm512_roundscale_pd(a.lo, kMode), _mm512_roundscale_pd(a.hi, kMode)};
+}
+// Nearest integers of doubles within the int32 range.
+PELTON_INLINE I32 to_int(F64 a) {
+  return {_mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtpd_epi32(a.lo)),
+                             _mm512_cvtpd_epi32(a.hi), 1)};
+}
+
+}  // namespace pelton
