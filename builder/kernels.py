@@ -78,3 +78,15 @@ class KernelRegistry:
         types = ", ".join(str(t) for t in call.inputs)
         listing = "\n".join(reasons) or "  (no kernel implements this op)"
         raise NoKernelError(f"no kernel for {call.op} on ({types}) for target {target}:\n{listing}")
+
+    def refusals(self, call: KernelCall, target: Target) -> dict[str, str]:
+        """Why each kernel tried before the selected one refused, by kernel name (for the build report)."""
+        found: dict[str, str] = {}
+        for kernel in self._kernels:
+            if kernel.op is not type(call.op):
+                continue
+            reason = kernel.refuse(call, target)
+            if reason is None:
+                break
+            found[kernel.name] = reason
+        return found

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from ..runtime.drivers.cpu.host import host_features
+from ..runtime.errors import BuildError
 
 
 @dataclass(frozen=True)
@@ -49,3 +53,34 @@ CPU_SKUS: dict[str, Sku] = {
         Sku("sapphirerapids", 512, _SPR, _SPR_FLAGS, "avx512_bf16", 60),
     )
 }
+
+
+def host() -> Target:
+    """The best target this machine can run; BuildError if it can run none."""
+    features = host_features()
+    fitting = [sku for sku in CPU_SKUS.values() if features.issuperset(sku.features)]
+    if not fitting:
+        raise BuildError(
+            "--target host: this CPU has no SKU in the table (x86-64-v3 is the least). "
+            f"Name the machine the engine is for: --target {{{','.join(CPU_SKUS)}}}"
+        )
+    return Target("cpu", max(fitting, key=lambda sku: sku.rank))
+
+
+def resolve_targets(names: Sequence[str]) -> tuple[Target, ...]:
+    """Targets by name ("host", "reference", a SKU, or "cpu:SKU"), each once, in the order given."""
+    found: dict[str, Target] = {}
+    for name in names:
+        sku = name.removeprefix("cpu:")
+        if name == "host":
+            target = host()
+        elif name == "reference":
+            target = Target("reference")
+        elif sku in CPU_SKUS:
+            target = Target("cpu", CPU_SKUS[sku])
+        else:
+            raise BuildError(f"unknown target {name!r}; choose from host, reference, {', '.join(CPU_SKUS)}")
+        found[str(target)] = target
+    if not found:
+        raise BuildError("no target given; --target host is the default")
+    return tuple(found.values())

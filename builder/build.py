@@ -1,0 +1,236 @@
+"""checkpoint -> engine, top to bottom. Each step is one call; nothing calls back into an earlier one."""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from ..runtime.errors import BuildError
+from ..runtime.format.container import EngineWriter
+from ..runtime.format.manifest import SCHEMA, Manifest, TargetEntry
+from ..runtime.format.plan import encode_plan
+from ..runtime.format.weight_eval import evaluate_chunks
+from ..runtime.format.weight_expr import WeightExpr
+from ..runtime.version import VERSION
+from .checkpoint import Checkpoint
+from .codegen.cache import ObjectCache
+from .codegen.cpu import compile_cpu, compiler_version
+from .golden import golden_vectors
+from .graph import Graph
+from .importer import import_graph
+from .kernels import KernelRegistry
+from .lower import Lowered, lower
+from .model_info import model_info
+from .oracle.kernels import REFERENCE_KERNELS
+from .options import BuildOptions
+from .passes.pipeline import PassOptions, optimize
+from .progress import BuildProgress
+from .report import build_report, write_timings
+from .target import Target, resolve_targets
+from .tokenizer_closure import close_tokenizer
+from .trace import trace
+
+#: Room for golden vectors in the file (they are computed after the file's layout is fixed).
+GOLDEN_BYTES = 16 << 10
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """Where the engine is and what it took."""
+
+    path: Path
+    bytes: int
+    seconds: float
+    targets: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def build(
+    checkpoint_path: str | Path,
+    out: str | Path,
+    options: BuildOptions,
+    registry: KernelRegistry,
+    progress: BuildProgress | None = None,
+) -> BuildResult:
+    """Build an engine file from a checkpoint (a Hugging Face folder or a GGUF file).
+
+    ``out`` appears only when everything has worked; an older file of that name stays until then.
+    Raises the typed errors of runtime/errors.py; see docs/architecture.md for the way through the layers.
+    """
+    out = Path(out)
+    _check_output(out)
+    targets = resolve_targets(options.targets)
+    with progress or BuildProgress(quiet=True) as bar:
+        with bar.stage("read checkpoint"):
+            checkpoint = Checkpoint.open(checkpoint_path)
+            ranges = options.ranges(checkpoint.config.get("max_position_embeddings"))
+        with bar.stage("trace"):
+            traced = trace(checkpoint, max_seq_len=ranges.max_seq_len)
+        with bar.stage("import"):
+            graph = import_graph(traced, checkpoint)
+        with bar.stage("optimise"):
+            precision = options.precision(checkpoint.dtype)
+            graph = optimize(graph, PassOptions(precision, ranges, options.dump_ir, options.verify))
+        lowered: dict[str, Lowered] = {}
+        code: dict[str, bytes] = {}
+        for target in targets:
+            with bar.stage(f"compile {target}") as stage:
+                low = lower(graph, target, _registry_for(target, registry), ranges)
+                lowered[str(target)] = low
+                if target.sku is not None:
+                    code[str(target)] = _compile(low, target, options)
+                    stage.bytes = len(code[str(target)])
+        with bar.stage("tokenizer"):
+            tokenizer = close_tokenizer(checkpoint.path) if checkpoint.tokenizer_files else None
+        with bar.stage("hash checkpoint"):
+            provenance = _provenance(checkpoint, options)
+
+        notes = list(traced.notes)
+        if tokenizer is None:
+            notes.append("the checkpoint has no tokenizer: the engine takes and gives token ids only")
+        notes += _generic_notes(lowered)
+        info = model_info(checkpoint, tokenizer, precision)
+        manifest = Manifest(
+            schema=SCHEMA,
+            pelton_version=VERSION,
+            model=info,
+            ranges=ranges,
+            targets=tuple(_entry(t, options) for t in targets),
+            provenance=provenance,
+            notes=tuple(notes),
+        )
+        reported = [(t, _registry_for(t, registry), lowered[str(t)]) for t in targets]
+        sections = _sections(lowered, code, tokenizer, build_report(reported, notes))
+        _write(out, manifest, sections, lowered, checkpoint, graph, options, bar)
+        size = out.stat().st_size
+        timings = write_timings(out, bar.stages, size)
+    return BuildResult(out, size, timings, tuple(map(str, targets)), tuple(notes))
+
+
+def _check_output(out: Path) -> None:
+    """Fail before minutes of work, not after: the output's folder must take files."""
+    folder = out.parent
+    if out.is_dir():
+        raise BuildError(f"{out} is a folder; -o names the engine file to write")
+    if not folder.is_dir():
+        raise BuildError(f"cannot write {out}: the folder {folder} does not exist; create it first")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise BuildError(f"cannot write {out}: {error.strerror} in {folder}; choose a folder you may write to") from error
+
+
+def _registry_for(target: Target, registry: KernelRegistry) -> KernelRegistry:
+    return registry if target.sku is not None else KernelRegistry(REFERENCE_KERNELS)
+
+
+def _compile(low: Lowered, target: Target, options: BuildOptions) -> bytes:
+    if target.sku is None:
+        raise BuildError(f"target {target} has no code to compile")
+    sources = [(symbol, kernel.emit(call, target, symbol)) for symbol, kernel, call in low.emitted]
+    cache = ObjectCache(options.cache_dir)
+    return compile_cpu(sources, target.sku, compiler=options.compiler, cache=cache, jobs=options.num_jobs)
+
+
+def _entry(target: Target, options: BuildOptions) -> TargetEntry:
+    sku = target.sku
+    return TargetEntry(
+        key=str(target),
+        kind=target.kind,
+        sku=sku.name if sku else "",
+        features=sku.features if sku else (),
+        rank=sku.rank if sku else 0,
+        compiler=compiler_version(options.compiler) if sku else "",
+        flags=sku.compiler_flags if sku else (),
+    )
+
+
+def _provenance(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, str]:
+    """What an operator needs to know where an engine came from. No times, no machine paths: same input, same bytes."""
+    import torch
+    import transformers
+
+    return {
+        "checkpoint": checkpoint.name,
+        "checkpoint_hash": checkpoint.fingerprint(),
+        "dtype_option": options.dtype,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _generic_notes(lowered: dict[str, Lowered]) -> list[str]:
+    """A line for each op that no fused kernel took: it runs, slower, and the report says so."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for key, low in lowered.items():
+        generic = {symbol: kernel.name for symbol, kernel, _ in low.emitted if kernel.generic}
+        for launch in low.plan.launches:
+            name = generic.get(low.plan.kernels[launch.kernel].symbol)
+            if name is not None:
+                counts[key, name] += 1
+    return [f"{key}: {n} launches of the generic kernel {name}" for (key, name), n in sorted(counts.items())]
+
+
+def _sections(
+    lowered: dict[str, Lowered], code: dict[str, bytes], tokenizer: bytes | None, report: dict[str, object]
+) -> dict[str, bytes]:
+    sections = {f"plan/{key}": encode_plan(low.plan) for key, low in lowered.items()}
+    sections |= {f"code/{key}": data for key, data in code.items()}
+    if tokenizer is not None:
+        sections["tokenizer"] = tokenizer
+    sections["report"] = msgspec.json.encode(report, order="deterministic")
+    return sections
+
+
+def _write(
+    out: Path,
+    manifest: Manifest,
+    sections: dict[str, bytes],
+    lowered: dict[str, Lowered],
+    checkpoint: Checkpoint,
+    graph: Graph,
+    options: BuildOptions,
+    bar: BuildProgress,
+) -> None:
+    """Stream the weights and close the file. All targets name the same canonical tensors, stored once."""
+    tensors = {spec.name: (spec, origin) for low in lowered.values() for spec, origin in low.tensors}
+    specs = [spec for spec, _ in tensors.values()]
+    weights = {name: origin for name, (_, origin) in tensors.items() if not isinstance(origin, np.ndarray)}
+    sections["weights"] = msgspec.json.encode(weights, order="deterministic")
+    reserve = {"golden": GOLDEN_BYTES} if options.golden else {}
+    total = float(sum(spec.nbytes for spec in specs))
+    with EngineWriter(out, manifest, specs, sections, reserve) as writer:
+        with bar.stage("weights", total) as stage:
+            for spec, origin in tensors.values():
+                writer.write_tensor(spec.name, _counted(_chunks(origin, checkpoint), bar))
+                stage.bytes += spec.nbytes
+        if options.golden:
+            with bar.stage("golden vectors"):
+                writer.fill("golden", golden_vectors(graph, writer.reader(), manifest.ranges))
+        with bar.stage("hash and close"):
+            pass
+
+
+def _chunks(origin: WeightExpr | np.ndarray, checkpoint: Checkpoint) -> Iterator[np.ndarray]:
+    if isinstance(origin, np.ndarray):
+        yield origin
+    else:
+        yield from evaluate_chunks(origin, checkpoint.source)
+
+
+def _counted(chunks: Iterator[np.ndarray], bar: BuildProgress) -> Iterator[np.ndarray]:
+    for chunk in chunks:
+        yield chunk
+        bar.advance(chunk.nbytes)
+
+

@@ -1,0 +1,51 @@
+"""The facts about a model that a server needs, taken from its config files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..runtime.errors import CheckpointError
+from ..runtime.format.dtypes import DType
+from ..runtime.format.manifest import ModelInfo
+from .checkpoint import Checkpoint
+from .tokenizer_closure import end_ids
+
+#: Fields of generation_config.json that are sampling defaults.
+_SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample")
+
+
+def model_info(checkpoint: Checkpoint, tokenizer: bytes | None, precision: DType) -> ModelInfo:
+    """ModelInfo of a checkpoint; raises CheckpointError where the config lacks what every decoder has."""
+    config = checkpoint.config
+    heads = _integer(config, "num_attention_heads")
+    hidden = _integer(config, "hidden_size")
+    generation = checkpoint.generation_config
+    defaults = {k: generation[k] for k in _SAMPLING_FIELDS if isinstance(generation.get(k), int | float)}
+    return ModelInfo(
+        architecture=(config.get("architectures") or [config.get("model_type", "?")])[0],
+        name=checkpoint.name,
+        vocab_size=_integer(config, "vocab_size"),
+        hidden_size=hidden,
+        num_layers=_integer(config, "num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(config.get("head_dim") or hidden // heads),
+        max_position_embeddings=int(config.get("max_position_embeddings") or 0),
+        dtype=precision,
+        eos_token_ids=tuple(end_ids(config, generation, tokenizer)),
+        bos_token_id=_optional_id(config, generation, "bos_token_id"),
+        pad_token_id=_optional_id(config, generation, "pad_token_id"),
+        generation_defaults=defaults,
+    )
+
+
+def _integer(config: dict[str, Any], key: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"config.json: {key} is {value!r}; a positive integer is needed")
+    return value
+
+
+def _optional_id(config: dict[str, Any], generation: dict[str, Any], key: str) -> int | None:
+    value = generation.get(key, config.get(key))
+    return value if isinstance(value, int) else None

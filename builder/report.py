@@ -1,0 +1,65 @@
+"""The build report: every decision of the build, for `pelton inspect`; and the timings file beside the engine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from .kernels import KernelRegistry
+from .lower import Lowered
+from .progress import Stage
+from .target import Target
+
+
+def build_report(targets: Sequence[tuple[Target, KernelRegistry, Lowered]], notes: Sequence[str]) -> dict[str, object]:
+    """What `pelton inspect` prints: per target the kernels and why, launches, and the memory plan. No timings."""
+    return {
+        "notes": list(notes),
+        "targets": {str(target): _target_report(target, registry, low) for target, registry, low in targets},
+    }
+
+
+def _target_report(target: Target, registry: KernelRegistry, low: Lowered) -> dict[str, object]:
+    plan = low.plan
+    launches = Counter(plan.kernels[launch.kernel].symbol for launch in plan.launches)
+    kernels = []
+    for symbol, kernel, call in low.emitted:
+        kernels.append(
+            {
+                "symbol": symbol,
+                "kernel": kernel.name,
+                "op": call.op.name,
+                "inputs": [str(t) for t in call.inputs],
+                "outputs": [str(t) for t in call.outputs],
+                "launches": launches[symbol],
+                "generic": kernel.generic,
+                "refused": registry.refusals(call, target),
+            }
+        )
+    return {
+        "kernels": kernels,
+        "launches": len(plan.launches),
+        "tail_launches": len(plan.launches) - plan.tail_start,
+        "arena_bytes": plan.arena_bytes,
+        "buffers": len(plan.buffers),
+        "buffer_bytes_without_reuse": sum(b.nbytes for b in plan.buffers),
+    }
+
+
+def write_timings(out: Path, stages: Sequence[Stage], engine_bytes: int) -> float:
+    """Write OUT.report.json (seconds and bytes of each stage; not part of the engine); returns total seconds."""
+    total = sum(stage.seconds for stage in stages)
+    document = {
+        "engine": out.name,
+        "engine_bytes": engine_bytes,
+        "seconds": round(total, 3),
+        "stages": [{"name": s.name, "seconds": round(s.seconds, 3), "bytes": s.bytes} for s in stages],
+    }
+    path = out.with_name(out.name + ".report.json")
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary.write_text(json.dumps(document, indent=2) + "\n")
+    temporary.replace(path)
+    return total
