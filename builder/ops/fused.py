@@ -185,9 +185,12 @@ class Sample(Op):
     rank = 1 + how many are larger, ties: lower id first). Then bias, repetition / presence / frequency penalties (tokens of
     history[slot, 0..position]; prompt = positions < prompt_len), mask, temperature, min_p, top_k, top_p (renormalised
     after top_k), draw. Greedy (temperature 0, top_k 1, top_p 0 or min_p 1): highest adjusted logit, lowest id on ties.
-    Draw: candidates in id order, or, when top_k or top_p is on, ordered by (probability descending, id ascending); u in [0,1) = top 24 bits of the first Philox4x32-10
-    word with key = seed (low, high) and counter = (position of the new token, 0, 0, 0), times 2^-24; the first candidate whose
-    cumulative probability (fp32, in order) exceeds u * total. A forced row draws nothing and does not write the history.
+    Draw: candidates in id order, or, when top_k or top_p is on, ordered by (adjusted logit descending, id ascending); u in [0,1) =
+    top 24 bits of the first Philox4x32-10 word with key = seed (low, high) and counter = (position of the new token, 0, 0, 0),
+    times 2^-24; the first candidate whose cumulative weight exceeds u * total. Weights are the integers
+    rint(2^30 * exp((x - top) / temperature)), so the token does not depend on the order of summation; sampling_reference.py
+    gives every step bit by bit. A forced row draws nothing and does not write the history.
+    Not asked for (num_logprobs -1): logprob 0, rank 0, ids -1.
     Otherwise history[slot, position + 1] = token, if position + 1 < max_seq_len.
     """
 
