@@ -1,0 +1,72 @@
+"""The Python entry points: the only place that sees both the building and the serving side."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .inflight_batcher import LLM as ServingLLM
+from .runtime.errors import BuildError
+from .runtime.paths import cache_dir
+
+if TYPE_CHECKING:
+    from .builder.build import BuildResult
+    from .builder.progress import BuildProgress
+
+
+def build(
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    target: str | Sequence[str] = "host",
+    progress: BuildProgress | None = None,
+    **options: Any,
+) -> BuildResult:
+    """Build an engine; ``options`` are the fields of builder.options.BuildOptions (max_batch_size, dtype, ...)."""
+    from .builder.build import build as run
+    from .builder.kernels import KernelRegistry
+    from .builder.options import BuildOptions
+    from .plugins import KERNELS
+
+    targets = (target,) if isinstance(target, str) else tuple(target)
+    return run(checkpoint, out, BuildOptions(targets=targets, **options), KernelRegistry(KERNELS), progress)
+
+
+class LLM(ServingLLM):
+    """An engine ready to generate. Also takes a checkpoint folder or GGUF file: it is built once, into the cache."""
+
+    def __init__(self, model: str | Path, **options: Any) -> None:
+        path = Path(model)
+        super().__init__(_cached_engine(path) if _is_checkpoint(path) else path, **options)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return path.is_dir() or path.suffix == ".gguf"
+
+
+def _cached_engine(checkpoint: Path) -> Path:
+    """The engine of a checkpoint for this machine, built if the cache lacks it. The key is the content, not the path."""
+    try:
+        from .builder.checkpoint import Checkpoint
+        from .builder.target import host
+    except ImportError as error:
+        raise BuildError(
+            f"{checkpoint} is a checkpoint, and building needs the build extra: pip install 'pelton[build]' ({error})"
+        ) from error
+    from .runtime.version import VERSION
+
+    target = host()
+    opened = Checkpoint.open(checkpoint)
+    name = f"{opened.fingerprint()[:24]}-{str(target).replace(':', '-')}-{VERSION}.engine"
+    path = cache_dir() / "engines" / name
+    if path.exists():
+        print(f"pelton: using the engine built before from {checkpoint}: {path}", file=sys.stderr)
+        return path
+    print(f"pelton: building an engine from {checkpoint} for {target} into {path}", file=sys.stderr)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    from .builder.progress import BuildProgress
+
+    build(checkpoint, path, progress=BuildProgress())
+    return path

@@ -1,0 +1,63 @@
+"""Both console scripts start here: `build-engine`, and `pelton` with its subcommands."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from .commands import build_engine, inspect, run, targets, verify
+from .runtime.errors import PeltonError
+
+COMMANDS = {"run": run, "inspect": inspect, "verify": verify, "targets": targets}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`pelton COMMAND ...`; returns the exit status (0 good, 1 a problem found, 2 bad usage or input)."""
+    from . import __version__
+
+    parser = argparse.ArgumentParser(prog="pelton", description="Run, inspect and check engines.")
+    parser.add_argument("--version", action="version", version=f"pelton {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in COMMANDS.items():
+        module.add_arguments(commands.add_parser(name, help=module.HELP, description=module.HELP))
+    arguments = parser.parse_args(_dashes(sys.argv[1:] if argv is None else argv))
+    return _guarded(COMMANDS[arguments.command].execute, arguments)
+
+
+def build_engine_main(argv: Sequence[str] | None = None) -> int:
+    """`build-engine CHECKPOINT -o ENGINE ...`."""
+    parser = argparse.ArgumentParser(prog="build-engine", description=build_engine.HELP)
+    build_engine.add_arguments(parser)
+    return _guarded(build_engine.execute, parser.parse_args(_dashes(sys.argv[1:] if argv is None else argv)))
+
+
+def _dashes(argv: Sequence[str]) -> list[str]:
+    """Accept TensorRT-LLM's spelling of flags, with underscores (--max_batch_size); values are left alone."""
+    result = []
+    for i, word in enumerate(argv):
+        if word == "--":
+            return result + list(argv[i:])
+        name, equals, value = word.partition("=")
+        result.append(name.replace("_", "-") + equals + value if word.startswith("--") else word)
+    return result
+
+
+def _guarded(execute: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    """Run a command; a typed error becomes one clear message and status 2."""
+    try:
+        status = execute(arguments)
+    except PeltonError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
