@@ -111,7 +111,7 @@ class Binary(Op):
         if self.kind not in BINARY:
             raise GraphError(f"binary: unknown kind {self.kind!r}")
         if a.dtype != b.dtype:
-            raise GraphError(f"binary {self.kind}: operand dtypes {a.dtype.value} and {b.dtype.value} differ; cast first")
+            raise GraphError(f"binary {self.kind}: dtypes {a.dtype.value} and {b.dtype.value} differ; cast first")
         dtype = DType.BOOL if self.kind in _COMPARISONS else a.dtype
         return (TensorType(dtype, broadcast_shapes(a.shape, b.shape)),)
 
