@@ -15,13 +15,18 @@ from .target import Target
 
 @dataclass(frozen=True)
 class KernelCall:
-    """An op on concrete types, in an engine with these ranges: all that selection and code depend on."""
+    """An op on concrete types, in an engine with these ranges: all that selection and code depend on.
+
+    Layers of equal structure share one kernel, so an op's ``state`` field is empty here and ``states`` holds
+    roles ("kv", "history"), not layer names.
+    """
 
     op: Op
     inputs: tuple[TensorType, ...]
     outputs: tuple[TensorType, ...]
-    states: tuple[str, ...]  # names of the states the launch receives, in order
+    states: tuple[str, ...]  # roles of the states the launch receives, in order
     ranges: Ranges
+    kv_group: int = 0  # which of the step's block tables the "kv" state uses
 
 
 class Kernel(Protocol):
