@@ -1,0 +1,81 @@
+"""The native runtime (cpp/bindings.cpp). Used by pelton.runtime.drivers.cpu only; see cpp/runtime for meanings."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .runtime.step import StepInputs, StepOutputs
+
+ABI_VERSION: int
+"""Version of the interface to compiled kernels (PELTON_ABI_VERSION)."""
+MAX_WORKERS: int
+"""The largest thread team."""
+
+class NativeError(RuntimeError):
+    """Any failure of this module; the message names culprit and remedy."""
+
+class Region:
+    """Zeroed memory on huge pages where possible, touched lazily. Lives as long as it or a view of it."""
+
+    def __init__(self, nbytes: int) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def bytes(self) -> NDArray[np.uint8]:
+        """A writable view [nbytes]."""
+
+class Team:
+    """A thread team of ``workers`` (the calling thread included); ``cpus[i]`` is the CPU of worker i + 1."""
+
+    def __init__(self, workers: int, cpus: Sequence[int] = ..., spin_us: float = ...) -> None: ...
+    @property
+    def size(self) -> int: ...
+
+class CodeObject:
+    """Kernels from an ELF image (any C-contiguous buffer). Maps executable code: check the hash first."""
+
+    def __init__(self, image: bytes | bytearray | memoryview | NDArray[np.uint8]) -> None: ...
+    def kernel(self, symbol: str) -> int:
+        """Address of a kernel; NativeError if there is none."""
+
+class Limits:
+    """What a step may hold; every field must be set before a Runner is made."""
+
+    max_num_tokens: int
+    max_batch_size: int
+    max_seq_len: int
+    max_logits_rows: int
+    logits_chunk: int
+    tokens_per_block: int
+    max_logprobs: int
+    vocab_size: int
+    num_slots: int
+    num_blocks: list[int]
+    windows: list[int]
+    def __init__(self) -> None: ...
+
+class Runner:
+    """The launches of a plan, bound to memory.
+
+    ``launches``: (symbol, ((kind, address), ...), barrier); kind 0 = address (0: absent), 1 = token_ids, 2 = positions.
+    ``paged``: (KV group, address, bytes per block) of each paged state. Addresses must outlive the runner.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        code: CodeObject,
+        launches: Sequence[tuple[str, Sequence[tuple[int, int]], bool]],
+        tail_start: int,
+        limits: Limits,
+        paged: Sequence[tuple[int, int, int]],
+    ) -> None: ...
+    def execute(self, inputs: StepInputs, outputs: StepOutputs) -> None:
+        """Check the inputs, run one step, fill the outputs. The GIL is released; nothing is written on NativeError."""
+
+    def copy_blocks(self, group: int, source: Sequence[int], target: Sequence[int]) -> None: ...
+    def set_timing(self, on: bool) -> None: ...
+    def take_timings(self) -> NDArray[np.int64]:
+        """[n, 5]: launch, row_start, begin, kernel end, end (nanoseconds on worker 0) since the last call."""
