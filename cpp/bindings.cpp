@@ -21,7 +21,7 @@ namespace {
 // A C-contiguous buffer of a Python object, held while the step that reads it runs.
 class Buffer {
  public:
-  Buffer(nb::handle object, const std::string &name, bool writable) : name_(name) {
+  Buffer(nb::handle object, const std::string& name, bool writable) : name_(name) {
     const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
     if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) {
       PyErr_Clear();
@@ -30,28 +30,29 @@ class Buffer {
     }
   }
   ~Buffer() { PyBuffer_Release(&view_); }
-  Buffer(const Buffer &) = delete;
-  Buffer &operator=(const Buffer &) = delete;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
 
-  const Py_buffer &view() const { return view_; }
+  const Py_buffer& view() const { return view_; }
 
   template <typename T>
-  T *data(int rank) const {
-    if (view_.ndim != rank) fail("has " + std::to_string(view_.ndim) + " dimensions", rank, type<T>());
+  T* data(int rank) const {
+    if (view_.ndim != rank)
+      fail("has " + std::to_string(view_.ndim) + " dimensions", rank, type<T>());
     if (view_.itemsize != sizeof(T) || !matches<T>()) {
       fail(std::string("has element format '") + format() + "'", rank, type<T>());
     }
     if (reinterpret_cast<uintptr_t>(view_.buf) % alignof(T) != 0) {
       fail("is not aligned", rank, type<T>());
     }
-    return static_cast<T *>(view_.buf);
+    return static_cast<T*>(view_.buf);
   }
 
  private:
-  const char *format() const { return view_.format == nullptr ? "B" : view_.format; }
+  const char* format() const { return view_.format == nullptr ? "B" : view_.format; }
 
   template <typename T>
-  static const char *type() {
+  static const char* type() {
     if (std::is_same_v<T, float>) return "float32";
     if (std::is_same_v<T, int32_t>) return "int32";
     return std::is_same_v<T, uint32_t> ? "uint32" : "uint64";
@@ -59,13 +60,13 @@ class Buffer {
 
   template <typename T>
   bool matches() const {
-    const char *codes = std::is_same_v<T, float> ? "f" : std::is_same_v<T, int32_t> ? "il" : "ILQ";
-    const char *f = format();
+    const char* codes = std::is_same_v<T, float> ? "f" : std::is_same_v<T, int32_t> ? "il" : "ILQ";
+    const char* f = format();
     if (*f == '=' || *f == '<' || *f == '@') ++f;
     return *f != '\0' && f[1] == '\0' && std::strchr(codes, *f) != nullptr;
   }
 
-  [[noreturn]] void fail(const std::string &what, int rank, const char *type) const {
+  [[noreturn]] void fail(const std::string& what, int rank, const char* type) const {
     throw Error(name_ + " " + what + "; expected " + std::to_string(rank) + " of " + type);
   }
 
@@ -79,30 +80,30 @@ class Fields {
   Fields(nb::handle object, std::string prefix) : object_(object), prefix_(std::move(prefix)) {}
 
   template <typename T>
-  View<T> array(const char *name) {
-    const Buffer &buffer = keep(object_.attr(name), name, false);
-    const T *data = buffer.data<T>(1);
+  View<T> array(const char* name) {
+    const Buffer& buffer = keep(object_.attr(name), name, false);
+    const T* data = buffer.data<T>(1);
     return {data, static_cast<size_t>(buffer.view().shape[0])};
   }
 
   template <typename T>
-  std::span<T> output(const char *name, int rank) {
-    const Buffer &buffer = keep(object_.attr(name), name, true);
-    T *data = buffer.data<T>(rank);
+  std::span<T> output(const char* name, int rank) {
+    const Buffer& buffer = keep(object_.attr(name), name, true);
+    T* data = buffer.data<T>(rank);
     return {data, static_cast<size_t>(buffer.view().len) / sizeof(T)};
   }
 
   template <typename T>
-  Table<T> table(nb::handle object, const char *name) {
-    const Buffer &buffer = keep(object, name, false);
-    const T *data = buffer.data<T>(2);
+  Table<T> table(nb::handle object, const char* name) {
+    const Buffer& buffer = keep(object, name, false);
+    const T* data = buffer.data<T>(2);
     return {data, buffer.view().shape[0], buffer.view().shape[1]};
   }
 
-  nb::object get(const char *name) const { return object_.attr(name); }
+  nb::object get(const char* name) const { return object_.attr(name); }
 
  private:
-  const Buffer &keep(nb::handle object, const char *name, bool writable) {
+  const Buffer& keep(nb::handle object, const char* name, bool writable) {
     return buffers_.emplace_back(object, prefix_ + name, writable);
   }
 
@@ -111,7 +112,7 @@ class Fields {
   std::deque<Buffer> buffers_;  // a deque: buffers never move
 };
 
-StepArrays step_arrays(Fields &in, Fields &sampling) {
+StepArrays step_arrays(Fields& in, Fields& sampling) {
   StepArrays step;
   step.token_ids = in.array<int32_t>("token_ids");
   step.positions = in.array<int32_t>("positions");
@@ -141,7 +142,7 @@ StepArrays step_arrays(Fields &in, Fields &sampling) {
   return step;
 }
 
-StepResults step_results(Fields &out) {
+StepResults step_results(Fields& out) {
   StepResults results;
   results.tokens = out.output<int32_t>("tokens", 1);
   results.logprobs = out.output<float>("logprobs", 1);
@@ -152,7 +153,7 @@ StepResults step_results(Fields &out) {
   return results;
 }
 
-void execute(Runner &runner, nb::handle inputs, nb::handle outputs) {
+void execute(Runner& runner, nb::handle inputs, nb::handle outputs) {
   const nb::object sampling = inputs.attr("sampling");
   Fields in(inputs, "step input "), parameters(sampling, "step input sampling.");
   Fields out(outputs, "step output ");
@@ -164,12 +165,12 @@ void execute(Runner &runner, nb::handle inputs, nb::handle outputs) {
 
 using LaunchTuple = std::tuple<std::string, std::vector<std::tuple<int32_t, uint64_t>>, bool>;
 
-std::vector<LaunchSpec> launch_specs(const CodeObject &code,
-                                     const std::vector<LaunchTuple> &launches) {
+std::vector<LaunchSpec> launch_specs(const CodeObject& code,
+                                     const std::vector<LaunchTuple>& launches) {
   std::vector<LaunchSpec> specs;
-  for (const auto &[symbol, arguments, barrier] : launches) {
+  for (const auto& [symbol, arguments, barrier] : launches) {
     LaunchSpec spec{code.kernel(symbol), {}, barrier};
-    for (const auto &[kind, address] : arguments) {
+    for (const auto& [kind, address] : arguments) {
       if (kind < Argument::kMemory || kind > Argument::kPositions) {
         throw Error("launch of " + symbol + ": argument kind " + std::to_string(kind));
       }
@@ -180,9 +181,9 @@ std::vector<LaunchSpec> launch_specs(const CodeObject &code,
   return specs;
 }
 
-nb::object timings_array(Runner &runner) {
-  auto *timings = new std::vector<Timing>(runner.take_timings());
-  nb::capsule owner(timings, [](void *p) noexcept { delete static_cast<std::vector<Timing> *>(p); });
+nb::object timings_array(Runner& runner) {
+  auto* timings = new std::vector<Timing>(runner.take_timings());
+  nb::capsule owner(timings, [](void* p) noexcept { delete static_cast<std::vector<Timing>*>(p); });
   using Array = nb::ndarray<nb::numpy, int64_t, nb::shape<-1, 5>>;
   return nb::cast(Array(timings->data(), {timings->size(), 5}, owner));
 }
@@ -196,35 +197,38 @@ NB_MODULE(_core, m) {
 
   nb::class_<Region>(m, "Region")
       .def(nb::init<size_t>(), nb::arg("nbytes"))
-      .def_prop_ro("address", [](const Region &r) { return reinterpret_cast<uint64_t>(r.data()); })
+      .def_prop_ro("address", [](const Region& r) { return reinterpret_cast<uint64_t>(r.data()); })
       .def_prop_ro("nbytes", &Region::nbytes)
       .def("bytes", [](nb::handle_t<Region> self) {
-        const auto &region = nb::cast<const Region &>(self);
+        const auto& region = nb::cast<const Region&>(self);
         return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(
-            reinterpret_cast<uint8_t *>(region.data()), {region.nbytes()}, self);
+            reinterpret_cast<uint8_t*>(region.data()), {region.nbytes()}, self);
       });
 
   nb::class_<Team>(m, "Team")
-      .def("__init__",
-           [](Team *self, int workers, const std::vector<int> &cpus, double spin_us) {
-             new (self) Team(workers, cpus, static_cast<int64_t>(spin_us * 1000));
-           },
-           nb::arg("workers"), nb::arg("cpus") = std::vector<int>(), nb::arg("spin_us") = 50.0)
+      .def(
+          "__init__",
+          [](Team* self, int workers, const std::vector<int>& cpus, double spin_us) {
+            new (self) Team(workers, cpus, static_cast<int64_t>(spin_us * 1000));
+          },
+          nb::arg("workers"), nb::arg("cpus") = std::vector<int>(), nb::arg("spin_us") = 50.0)
       .def_prop_ro("size", &Team::size);
 
   nb::class_<CodeObject>(m, "CodeObject")
-      .def("__init__",
-           [](CodeObject *self, nb::handle image) {
-             const Buffer buffer(image, "code object", false);
-             const auto *data = static_cast<const std::byte *>(buffer.view().buf);
-             new (self) CodeObject({data, static_cast<size_t>(buffer.view().len)});
-           },
-           nb::arg("image"))
-      .def("kernel",
-           [](const CodeObject &code, const std::string &symbol) {
-             return reinterpret_cast<uint64_t>(code.kernel(symbol));
-           },
-           nb::arg("symbol"));
+      .def(
+          "__init__",
+          [](CodeObject* self, nb::handle image) {
+            const Buffer buffer(image, "code object", false);
+            const auto* data = static_cast<const std::byte*>(buffer.view().buf);
+            new (self) CodeObject({data, static_cast<size_t>(buffer.view().len)});
+          },
+          nb::arg("image"))
+      .def(
+          "kernel",
+          [](const CodeObject& code, const std::string& symbol) {
+            return reinterpret_cast<uint64_t>(code.kernel(symbol));
+          },
+          nb::arg("symbol"));
 
   nb::class_<Limits>(m, "Limits")
       .def(nb::init<>())
@@ -241,26 +245,28 @@ NB_MODULE(_core, m) {
       .def_rw("windows", &Limits::windows);
 
   nb::class_<Runner>(m, "Runner")
-      .def("__init__",
-           [](Runner *self, std::shared_ptr<Team> team, std::shared_ptr<CodeObject> code,
-              const std::vector<LaunchTuple> &launches, size_t tail_start, const Limits &limits,
-              const std::vector<std::tuple<size_t, uint64_t, size_t>> &paged) {
-             std::vector<PagedState> states;
-             for (const auto &[group, address, block_bytes] : paged) {
-               states.push_back({group, reinterpret_cast<std::byte *>(address), block_bytes});
-             }
-             const auto specs = launch_specs(*code, launches);
-             new (self) Runner(std::move(team), std::move(code), specs, tail_start, limits,
-                               std::move(states));
-           },
-           nb::arg("team"), nb::arg("code"), nb::arg("launches"), nb::arg("tail_start"),
-           nb::arg("limits"), nb::arg("paged"))
+      .def(
+          "__init__",
+          [](Runner* self, std::shared_ptr<Team> team, std::shared_ptr<CodeObject> code,
+             const std::vector<LaunchTuple>& launches, size_t tail_start, const Limits& limits,
+             const std::vector<std::tuple<size_t, uint64_t, size_t>>& paged) {
+            std::vector<PagedState> states;
+            for (const auto& [group, address, block_bytes] : paged) {
+              states.push_back({group, reinterpret_cast<std::byte*>(address), block_bytes});
+            }
+            const auto specs = launch_specs(*code, launches);
+            new (self) Runner(std::move(team), std::move(code), specs, tail_start, limits,
+                              std::move(states));
+          },
+          nb::arg("team"), nb::arg("code"), nb::arg("launches"), nb::arg("tail_start"),
+          nb::arg("limits"), nb::arg("paged"))
       .def("execute", &execute, nb::arg("inputs"), nb::arg("outputs"))
-      .def("copy_blocks",
-           [](Runner &runner, size_t group, const std::vector<int32_t> &source,
-              const std::vector<int32_t> &target) { runner.copy_blocks(group, source, target); },
-           nb::arg("group"), nb::arg("source"), nb::arg("target"),
-           nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "copy_blocks",
+          [](Runner& runner, size_t group, const std::vector<int32_t>& source,
+             const std::vector<int32_t>& target) { runner.copy_blocks(group, source, target); },
+          nb::arg("group"), nb::arg("source"), nb::arg("target"),
+          nb::call_guard<nb::gil_scoped_release>())
       .def("set_timing", &Runner::set_timing, nb::arg("on"))
       .def("take_timings", &timings_array);
 }

@@ -8,12 +8,12 @@
 namespace pelton {
 namespace {
 
-std::string at(const char *field, size_t index) {
+std::string at(const char* field, size_t index) {
   return std::string("step input ") + field + "[" + std::to_string(index) + "]";
 }
 
 template <typename T>
-[[noreturn]] void bad(const char *field, size_t index, T value, const std::string &allowed) {
+[[noreturn]] void bad(const char* field, size_t index, T value, const std::string& allowed) {
   throw Error(at(field, index) + " is " + std::to_string(value) + "; allowed: " + allowed);
 }
 
@@ -22,7 +22,7 @@ std::string range_text(int64_t low, int64_t end) {
 }
 
 // Every element in [low, end). The first loop has no exit, so that it is vectorised.
-void within(const char *field, View<int32_t> values, int32_t low, int32_t end) {
+void within(const char* field, View<int32_t> values, int32_t low, int32_t end) {
   bool ok = true;
   for (int32_t v : values) ok &= (v >= low) & (v < end);
   if (ok) return;
@@ -33,20 +33,20 @@ void within(const char *field, View<int32_t> values, int32_t low, int32_t end) {
 
 // Every element passes; comparisons are written so that NaN does not.
 template <typename Accept>
-void accept(const char *field, View<float> values, const char *allowed, Accept ok) {
+void accept(const char* field, View<float> values, const char* allowed, Accept ok) {
   for (size_t i = 0; i < values.size(); ++i) {
     if (!ok(values[i])) bad(field, i, values[i], allowed);
   }
 }
 
-void count(const char *field, size_t size, int64_t wanted, const char *meaning) {
+void count(const char* field, size_t size, int64_t wanted, const char* meaning) {
   if (static_cast<int64_t>(size) != wanted) {
     throw Error(std::string("step input ") + field + " has " + std::to_string(size) +
                 " elements; expected " + std::to_string(wanted) + " (" + meaning + ")");
   }
 }
 
-void limit(const char *what, int64_t value, int64_t low, int64_t high, const char *flag) {
+void limit(const char* what, int64_t value, int64_t low, int64_t high, const char* flag) {
   if (value < low || value > high) {
     throw Error("the step has " + std::to_string(value) + " " + what + "; this engine takes " +
                 std::to_string(low) + " to " + std::to_string(high) + " (rebuild it with " + flag +
@@ -54,13 +54,13 @@ void limit(const char *what, int64_t value, int64_t low, int64_t high, const cha
   }
 }
 
-void positive(const char *name, int32_t value) {
+void positive(const char* name, int32_t value) {
   if (value < 1) throw Error(std::string("limits: ") + name + " is " + std::to_string(value));
 }
 
 }  // namespace
 
-StepChecker::StepChecker(const Limits &limits) : limits_(limits) {
+StepChecker::StepChecker(const Limits& limits) : limits_(limits) {
   positive("max_num_tokens", limits.max_num_tokens);
   positive("max_batch_size", limits.max_batch_size);
   positive("max_seq_len", limits.max_seq_len);
@@ -83,17 +83,17 @@ StepChecker::StepChecker(const Limits &limits) : limits_(limits) {
   }
 }
 
-bool StepChecker::mark(std::vector<uint32_t> &marks, int32_t index) const {
-  uint32_t &mark = marks[static_cast<size_t>(index)];
+bool StepChecker::mark(std::vector<uint32_t>& marks, int32_t index) const {
+  uint32_t& mark = marks[static_cast<size_t>(index)];
   if (mark == stamp_) return false;
   mark = stamp_;
   return true;
 }
 
-void StepChecker::check(const StepArrays &step) {
+void StepChecker::check(const StepArrays& step) {
   if (++stamp_ == 0) {  // wrapped: old marks could be taken for new ones
     std::fill(slot_marks_.begin(), slot_marks_.end(), 0u);
-    for (auto &marks : block_marks_) std::fill(marks.begin(), marks.end(), 0u);
+    for (auto& marks : block_marks_) std::fill(marks.begin(), marks.end(), 0u);
     stamp_ = 1;
   }
   check_sizes(step);
@@ -105,7 +105,7 @@ void StepChecker::check(const StepArrays &step) {
   check_sampling(step);
 }
 
-void StepChecker::check_sizes(const StepArrays &step) const {
+void StepChecker::check_sizes(const StepArrays& step) const {
   const auto tokens = static_cast<int64_t>(step.token_ids.size());
   const auto seqs = static_cast<int64_t>(step.seq_slots.size());
   const auto rows = static_cast<int64_t>(step.logits_rows.size());
@@ -119,14 +119,14 @@ void StepChecker::check_sizes(const StepArrays &step) const {
         "one a KV group");
   const int64_t blocks =
       (int64_t{limits_.max_seq_len} + limits_.tokens_per_block - 1) / limits_.tokens_per_block;
-  for (const auto &table : step.block_tables) {
+  for (const auto& table : step.block_tables) {
     if (table.rows != seqs || table.cols != blocks) {
       throw Error("step input block_tables has a table [" + std::to_string(table.rows) + ", " +
                   std::to_string(table.cols) + "]; expected [" + std::to_string(seqs) + ", " +
                   std::to_string(blocks) + "] (sequences, blocks of the longest sequence)");
     }
   }
-  const char *per_row = "one a logits row";
+  const char* per_row = "one a logits row";
   count("sampling.temperature", step.temperature.size(), rows, per_row);
   count("sampling.top_k", step.top_k.size(), rows, per_row);
   count("sampling.top_p", step.top_p.size(), rows, per_row);
@@ -139,8 +139,8 @@ void StepChecker::check_sizes(const StepArrays &step) const {
   count("sampling.prompt_len", step.prompt_len.size(), rows, per_row);
   count("sampling.forced", step.forced.size(), rows, per_row);
   count("sampling.bias_start", step.bias_start.size(), rows + 1, "one a logits row, and the end");
-  count("sampling.bias_values", step.bias_values.size(),
-        static_cast<int64_t>(step.bias_ids.size()), "one a bias id");
+  count("sampling.bias_values", step.bias_values.size(), static_cast<int64_t>(step.bias_ids.size()),
+        "one a bias id");
   const int64_t words = (int64_t{limits_.vocab_size} + 31) / 32;
   if (step.mask && (step.mask->rows != rows || step.mask->cols != words)) {
     throw Error("step input sampling.mask is [" + std::to_string(step.mask->rows) + ", " +
@@ -149,12 +149,13 @@ void StepChecker::check_sizes(const StepArrays &step) const {
   }
 }
 
-void StepChecker::check_sequences(const StepArrays &step) {
+void StepChecker::check_sequences(const StepArrays& step) {
   const size_t seqs = step.seq_slots.size();
   const auto tokens = static_cast<int32_t>(step.token_ids.size());
   if (step.query_start[0] != 0) bad("query_start", 0, step.query_start[0], "0");
   if (step.query_start[seqs] != tokens) {
-    bad("query_start", seqs, step.query_start[seqs], "the number of tokens, " + std::to_string(tokens));
+    bad("query_start", seqs, step.query_start[seqs],
+        "the number of tokens, " + std::to_string(tokens));
   }
   within("seq_slots", step.seq_slots, 0, limits_.num_slots);
   for (size_t s = 0; s < seqs; ++s) {
@@ -178,19 +179,19 @@ void StepChecker::check_sequences(const StepArrays &step) {
   }
 }
 
-void StepChecker::check_blocks(const StepArrays &step, size_t group) {
-  const auto &table = step.block_tables[group];
+void StepChecker::check_blocks(const StepArrays& step, size_t group) {
+  const auto& table = step.block_tables[group];
   const int32_t blocks = limits_.num_blocks[group];
   const int32_t window = limits_.windows[group];
   const std::string field = "block_tables[" + std::to_string(group) + "]";
   for (size_t s = 0; s < step.seq_slots.size(); ++s) {
-    const int32_t *row = table.data + static_cast<int64_t>(s) * table.cols;
+    const int32_t* row = table.data + static_cast<int64_t>(s) * table.cols;
     const int32_t first_new = step.positions[step.query_start[s]];
     const int32_t last = step.positions[step.query_start[s + 1] - 1] / limits_.tokens_per_block;
     const int32_t oldest = window > 0 ? std::max(0, first_new - window + 1) : 0;
     const int32_t needed = oldest / limits_.tokens_per_block;
     const int32_t written = first_new / limits_.tokens_per_block;
-    const auto fail = [&](int32_t b, const std::string &allowed) {
+    const auto fail = [&](int32_t b, const std::string& allowed) {
       const size_t element = static_cast<size_t>(b);
       bad((field + "[" + std::to_string(s) + "]").c_str(), element, row[element], allowed);
     };
@@ -202,12 +203,13 @@ void StepChecker::check_blocks(const StepArrays &step, size_t group) {
       if (row[b] < low || row[b] >= blocks) fail(b, range_text(low, blocks));
     }
     for (int32_t b = written; b <= last; ++b) {
-      if (!mark(block_marks_[group], row[b])) fail(b, "a block that nobody else writes in this step");
+      if (!mark(block_marks_[group], row[b]))
+        fail(b, "a block that nobody else writes in this step");
     }
   }
 }
 
-void StepChecker::check_rows(const StepArrays &step) const {
+void StepChecker::check_rows(const StepArrays& step) const {
   within("logits_rows", step.logits_rows, 0, static_cast<int32_t>(step.token_ids.size()));
   for (size_t r = 0; r < step.row_seq.size(); ++r) {
     const int32_t owner = token_seq_[static_cast<size_t>(step.logits_rows[r])];
@@ -217,7 +219,7 @@ void StepChecker::check_rows(const StepArrays &step) const {
   }
 }
 
-void StepChecker::check_sampling(const StepArrays &step) const {
+void StepChecker::check_sampling(const StepArrays& step) const {
   const int32_t vocab = limits_.vocab_size;
   within("sampling.num_logprobs", step.num_logprobs, -1, limits_.max_logprobs + 1);
   within("sampling.forced", step.forced, -1, vocab);

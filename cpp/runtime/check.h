@@ -17,7 +17,7 @@ using View = std::span<const T>;
 
 template <typename T>
 struct Table {  // row-major [rows, cols]
-  const T *data = nullptr;
+  const T* data = nullptr;
   int64_t rows = 0;
   int64_t cols = 0;
 };
@@ -50,22 +50,22 @@ struct Limits {
 
 class StepChecker {
  public:
-  explicit StepChecker(const Limits &limits);  // throws Error
+  explicit StepChecker(const Limits& limits);  // throws Error
 
   // Throws Error naming the field, the element, its value and what is allowed.
-  void check(const StepArrays &step);
+  void check(const StepArrays& step);
 
   // Sequence of each token of the step last checked, [T].
-  const int32_t *token_seq() const { return token_seq_.data(); }
+  const int32_t* token_seq() const { return token_seq_.data(); }
 
  private:
-  void check_sizes(const StepArrays &step) const;
-  void check_sequences(const StepArrays &step);
-  void check_blocks(const StepArrays &step, size_t group);
-  void check_rows(const StepArrays &step) const;
-  void check_sampling(const StepArrays &step) const;
+  void check_sizes(const StepArrays& step) const;
+  void check_sequences(const StepArrays& step);
+  void check_blocks(const StepArrays& step, size_t group);
+  void check_rows(const StepArrays& step) const;
+  void check_sampling(const StepArrays& step) const;
   // Marks an index as used in this step; false if it was already.
-  bool mark(std::vector<uint32_t> &marks, int32_t index) const;
+  bool mark(std::vector<uint32_t>& marks, int32_t index) const;
 
   Limits limits_;
   std::vector<int32_t> token_seq_;

@@ -27,8 +27,9 @@ constexpr uint16_t kMachine = EM_AARCH64;
 
 // The dynamic linker trusts its input; a cut image would crash it rather than fail.
 void check_elf(std::span<const std::byte> image) {
-  const auto fail = [](const std::string &what) {
-    throw Error("code object: " + what + "; the engine is damaged or was built for another machine");
+  const auto fail = [](const std::string& what) {
+    throw Error("code object: " + what +
+                "; the engine is damaged or was built for another machine");
   };
   Elf64_Ehdr header;
   if (image.size() < sizeof header) fail("only " + std::to_string(image.size()) + " bytes");
@@ -84,14 +85,14 @@ CodeObject::CodeObject(std::span<const std::byte> image) {
   // path, and a descriptor number used again would give it the old code for the new image.
   fd_ = memory_file(image);
   const std::string path = "/proc/self/fd/" + std::to_string(fd_);
-  const auto fail = [this](const std::string &what) {
+  const auto fail = [this](const std::string& what) {
     if (handle_ != nullptr) dlclose(handle_);
     close(fd_);
     throw Error("code object: " + what);
   };
   handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle_ == nullptr) fail(std::string("cannot be loaded: ") + dlerror());
-  const auto *abi = static_cast<const uint32_t *>(dlsym(handle_, "pelton_abi"));
+  const auto* abi = static_cast<const uint32_t*>(dlsym(handle_, "pelton_abi"));
   if (abi == nullptr) fail("has no symbol pelton_abi: not compiled by pelton");
   if (*abi != PELTON_ABI_VERSION) {
     fail("has kernel interface " + std::to_string(*abi) + ", this runtime has " +
@@ -104,8 +105,8 @@ CodeObject::~CodeObject() {
   close(fd_);
 }
 
-pelton_kernel CodeObject::kernel(const std::string &symbol) const {
-  void *address = dlsym(handle_, symbol.c_str());
+pelton_kernel CodeObject::kernel(const std::string& symbol) const {
+  void* address = dlsym(handle_, symbol.c_str());
   if (address == nullptr) {
     throw Error("code object: no kernel " + symbol + ", which the plan names; rebuild the engine");
   }

@@ -14,15 +14,15 @@ class CodeObject {
  public:
   explicit CodeObject(std::span<const std::byte> image);  // throws Error
   ~CodeObject();
-  CodeObject(const CodeObject &) = delete;
-  CodeObject &operator=(const CodeObject &) = delete;
+  CodeObject(const CodeObject&) = delete;
+  CodeObject& operator=(const CodeObject&) = delete;
 
   // The kernel with this symbol; throws Error if there is none.
-  pelton_kernel kernel(const std::string &symbol) const;
+  pelton_kernel kernel(const std::string& symbol) const;
 
  private:
   int fd_ = -1;
-  void *handle_ = nullptr;
+  void* handle_ = nullptr;
 };
 
 }  // namespace pelton

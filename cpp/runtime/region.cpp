@@ -23,8 +23,8 @@ std::string errno_text(int code) { return std::string(": ") + std::strerror(code
 Region::Region(size_t nbytes) : nbytes_(nbytes) {
   if (nbytes > SIZE_MAX / 2) throw Error("a memory region of " + std::to_string(nbytes) + " bytes");
   const bool huge = nbytes >= kHugePage;
-  mapping_bytes_ = huge ? round_up(nbytes, kHugePage) + kHugePage
-                        : round_up(nbytes == 0 ? 1 : nbytes, kPage);
+  mapping_bytes_ =
+      huge ? round_up(nbytes, kHugePage) + kHugePage : round_up(nbytes == 0 ? 1 : nbytes, kPage);
   mapping_ = mmap(nullptr, mapping_bytes_, PROT_READ | PROT_WRITE,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping_ == MAP_FAILED) {
@@ -35,9 +35,9 @@ Region::Region(size_t nbytes) : nbytes_(nbytes) {
   if (huge) {
     address = round_up(address, kHugePage);
     // Refused where huge pages are off; ordinary pages do then.
-    madvise(reinterpret_cast<void *>(address), round_up(nbytes, kHugePage), MADV_HUGEPAGE);
+    madvise(reinterpret_cast<void*>(address), round_up(nbytes, kHugePage), MADV_HUGEPAGE);
   }
-  data_ = reinterpret_cast<std::byte *>(address);
+  data_ = reinterpret_cast<std::byte*>(address);
 }
 
 Region::~Region() { munmap(mapping_, mapping_bytes_); }

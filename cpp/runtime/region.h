@@ -10,16 +10,16 @@ class Region {
  public:
   explicit Region(size_t nbytes);  // throws Error; 0 bytes give a valid, empty region
   ~Region();
-  Region(const Region &) = delete;
-  Region &operator=(const Region &) = delete;
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
 
-  std::byte *data() const { return data_; }
+  std::byte* data() const { return data_; }
   size_t nbytes() const { return nbytes_; }
 
  private:
-  void *mapping_ = nullptr;
+  void* mapping_ = nullptr;
   size_t mapping_bytes_ = 0;
-  std::byte *data_ = nullptr;
+  std::byte* data_ = nullptr;
   size_t nbytes_ = 0;
 };
 

@@ -19,20 +19,20 @@ int64_t now_ns() {
 // Two threads in one runner would share its arena: refuse, rather than corrupt.
 class Exclusive {
  public:
-  explicit Exclusive(std::atomic<bool> &busy) : busy_(busy) {
+  explicit Exclusive(std::atomic<bool>& busy) : busy_(busy) {
     if (busy_.exchange(true, std::memory_order_acquire)) {
       throw Error("two threads use one driver at once; a driver belongs to one step loop");
     }
   }
   ~Exclusive() { busy_.store(false, std::memory_order_release); }
-  Exclusive(const Exclusive &) = delete;
-  Exclusive &operator=(const Exclusive &) = delete;
+  Exclusive(const Exclusive&) = delete;
+  Exclusive& operator=(const Exclusive&) = delete;
 
  private:
-  std::atomic<bool> &busy_;
+  std::atomic<bool>& busy_;
 };
 
-void count(const char *name, size_t size, int64_t wanted) {
+void count(const char* name, size_t size, int64_t wanted) {
   if (static_cast<int64_t>(size) != wanted) {
     throw Error(std::string("step output ") + name + " has " + std::to_string(size) +
                 " elements; expected " + std::to_string(wanted));
@@ -42,7 +42,7 @@ void count(const char *name, size_t size, int64_t wanted) {
 }  // namespace
 
 Runner::Runner(std::shared_ptr<Team> team, std::shared_ptr<CodeObject> code,
-               const std::vector<LaunchSpec> &launches, size_t tail_start, const Limits &limits,
+               const std::vector<LaunchSpec>& launches, size_t tail_start, const Limits& limits,
                std::vector<PagedState> paged)
     : team_(std::move(team)),
       code_(std::move(code)),
@@ -54,23 +54,23 @@ Runner::Runner(std::shared_ptr<Team> team, std::shared_ptr<CodeObject> code,
     throw Error("plan: tail_start is " + std::to_string(tail_start) + " of " +
                 std::to_string(launches.size()) + " launches");
   }
-  for (const auto &state : paged_) {
+  for (const auto& state : paged_) {
     if (state.group >= limits.num_blocks.size()) {
       throw Error("plan: a state names KV group " + std::to_string(state.group) + " of " +
                   std::to_string(limits.num_blocks.size()));
     }
   }
-  for (const auto &launch : launches) {
+  for (const auto& launch : launches) {
     launches_.push_back({launch.kernel, arguments_.size(), launch.barrier});
-    for (const auto &argument : launch.arguments) {
+    for (const auto& argument : launch.arguments) {
       if (argument.kind == Argument::kTokenIds) token_arguments_.push_back(arguments_.size());
       if (argument.kind == Argument::kPositions) position_arguments_.push_back(arguments_.size());
-      arguments_.push_back(reinterpret_cast<void *>(argument.address));
+      arguments_.push_back(reinterpret_cast<void*>(argument.address));
     }
   }
 }
 
-void Runner::check_results(const StepArrays &step, const StepResults &results) const {
+void Runner::check_results(const StepArrays& step, const StepResults& results) const {
   const auto rows = static_cast<int64_t>(step.logits_rows.size());
   count("tokens", results.tokens.size(), rows);
   count("logprobs", results.logprobs.size(), rows);
@@ -82,7 +82,7 @@ void Runner::check_results(const StepArrays &step, const StepResults &results) c
   }
 }
 
-pelton_step Runner::describe(const StepArrays &in, const StepResults &out) const {
+pelton_step Runner::describe(const StepArrays& in, const StepResults& out) const {
   pelton_step step{};
   step.num_tokens = static_cast<int32_t>(in.token_ids.size());
   step.num_seqs = static_cast<int32_t>(in.seq_slots.size());
@@ -94,7 +94,8 @@ pelton_step Runner::describe(const StepArrays &in, const StepResults &out) const
   step.seq_slots = in.seq_slots.data();
   step.logits_rows = in.logits_rows.data();
   step.row_seq = in.row_seq.data();
-  for (size_t g = 0; g < in.block_tables.size(); ++g) step.block_tables[g] = in.block_tables[g].data;
+  for (size_t g = 0; g < in.block_tables.size(); ++g)
+    step.block_tables[g] = in.block_tables[g].data;
   if (!in.block_tables.empty()) step.max_blocks = static_cast<int32_t>(in.block_tables[0].cols);
   step.sampling = {
       .temperature = in.temperature.data(),
@@ -122,24 +123,24 @@ pelton_step Runner::describe(const StepArrays &in, const StepResults &out) const
   return step;
 }
 
-void Runner::execute(const StepArrays &step, const StepResults &results) {
+void Runner::execute(const StepArrays& step, const StepResults& results) {
   Exclusive exclusive(busy_);
   checker_.check(step);
   check_results(step, results);
   step_ = describe(step, results);
-  for (size_t i : token_arguments_) arguments_[i] = const_cast<int32_t *>(step.token_ids.data());
-  for (size_t i : position_arguments_) arguments_[i] = const_cast<int32_t *>(step.positions.data());
+  for (size_t i : token_arguments_) arguments_[i] = const_cast<int32_t*>(step.token_ids.data());
+  for (size_t i : position_arguments_) arguments_[i] = const_cast<int32_t*>(step.positions.data());
   if (timing_) {
     const size_t chunk = static_cast<size_t>(limits_.logits_chunk);
     const size_t turns = (step.logits_rows.size() + chunk - 1) / chunk;
     const size_t wanted = timings_.size() + tail_start_ + turns * (launches_.size() - tail_start_);
     if (wanted > timings_.capacity()) timings_.reserve(2 * wanted);
   }
-  team_->run([](void *self, pelton_worker *worker) { static_cast<Runner *>(self)->work(worker); },
+  team_->run([](void* self, pelton_worker* worker) { static_cast<Runner*>(self)->work(worker); },
              this);
 }
 
-void Runner::work(pelton_worker *worker) {
+void Runner::work(pelton_worker* worker) {
   pelton_step step = step_;  // own copy: workers may be in different turns of the tail
   run_launches(0, tail_start_, step, worker);
   if (tail_start_ == launches_.size()) return;
@@ -152,10 +153,11 @@ void Runner::work(pelton_worker *worker) {
   }
 }
 
-void Runner::run_launches(size_t begin, size_t end, const pelton_step &step, pelton_worker *worker) {
+void Runner::run_launches(size_t begin, size_t end, const pelton_step& step,
+                          pelton_worker* worker) {
   const bool timed = timing_ && worker->index == 0;
   for (size_t i = begin; i < end; ++i) {
-    const Launch &launch = launches_[i];
+    const Launch& launch = launches_[i];
     Timing timing{static_cast<int64_t>(i), step.row_start, timed ? now_ns() : 0, 0, 0};
     launch.kernel(&step, arguments_.data() + launch.first_argument, worker);
     if (timed) timing.kernel_end = now_ns();
@@ -181,11 +183,12 @@ void Runner::copy_blocks(size_t group, std::span<const int32_t> source,
   for (const auto list : {source, target}) {
     for (int32_t block : list) {
       if (block < 0 || block >= blocks) {
-        throw Error("copy_blocks: block " + std::to_string(block) + " of " + std::to_string(blocks));
+        throw Error("copy_blocks: block " + std::to_string(block) + " of " +
+                    std::to_string(blocks));
       }
     }
   }
-  for (const auto &state : paged_) {
+  for (const auto& state : paged_) {
     if (state.group != group) continue;
     for (size_t i = 0; i < source.size(); ++i) {
       // A block may be copied onto itself.

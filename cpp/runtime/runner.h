@@ -30,7 +30,7 @@ struct LaunchSpec {
 // One layer's KV storage, for copies of whole blocks.
 struct PagedState {
   size_t group = 0;
-  std::byte *data = nullptr;
+  std::byte* data = nullptr;
   size_t block_bytes = 0;
 };
 
@@ -53,11 +53,11 @@ class Runner {
  public:
   // launches[:tail_start] run once a step, the rest once for each chunk of logits rows.
   Runner(std::shared_ptr<Team> team, std::shared_ptr<CodeObject> code,
-         const std::vector<LaunchSpec> &launches, size_t tail_start, const Limits &limits,
+         const std::vector<LaunchSpec>& launches, size_t tail_start, const Limits& limits,
          std::vector<PagedState> paged);
 
   // Checks and runs one step; nothing has been written if it throws.
-  void execute(const StepArrays &step, const StepResults &results);
+  void execute(const StepArrays& step, const StepResults& results);
 
   // Copies blocks in all layers of a group, in the order of the lists.
   void copy_blocks(size_t group, std::span<const int32_t> source, std::span<const int32_t> target);
@@ -73,10 +73,10 @@ class Runner {
     bool barrier;
   };
 
-  pelton_step describe(const StepArrays &step, const StepResults &results) const;
-  void check_results(const StepArrays &step, const StepResults &results) const;
-  void work(pelton_worker *worker);
-  void run_launches(size_t begin, size_t end, const pelton_step &step, pelton_worker *worker);
+  pelton_step describe(const StepArrays& step, const StepResults& results) const;
+  void check_results(const StepArrays& step, const StepResults& results) const;
+  void work(pelton_worker* worker);
+  void run_launches(size_t begin, size_t end, const pelton_step& step, pelton_worker* worker);
 
   const std::shared_ptr<Team> team_;
   const std::shared_ptr<CodeObject> code_;  // keeps the kernels mapped
@@ -85,7 +85,7 @@ class Runner {
   StepChecker checker_;
   std::vector<Launch> launches_;
   size_t tail_start_;
-  std::vector<void *> arguments_;  // of all launches, one after another
+  std::vector<void*> arguments_;  // of all launches, one after another
   std::vector<size_t> token_arguments_, position_arguments_;
   std::atomic<bool> busy_{false};
   pelton_step step_{};  // of the step that runs; workers take copies

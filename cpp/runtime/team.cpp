@@ -57,8 +57,8 @@ class DefaultFloats {
     std::fesetenv(FE_DFL_ENV);
   }
   ~DefaultFloats() { std::fesetenv(&saved_); }
-  DefaultFloats(const DefaultFloats &) = delete;
-  DefaultFloats &operator=(const DefaultFloats &) = delete;
+  DefaultFloats(const DefaultFloats&) = delete;
+  DefaultFloats& operator=(const DefaultFloats&) = delete;
 
  private:
   std::fenv_t saved_;
@@ -93,7 +93,7 @@ void WaitWord::wait_while(uint32_t old, int64_t spin_ns) {
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-Team::Team(int workers, const std::vector<int> &cpus, int64_t spin_ns)
+Team::Team(int workers, const std::vector<int>& cpus, int64_t spin_ns)
     : size_(workers), spin_ns_(spin_ns), fork_count_(fork_count()) {
   if (workers < 1 || workers > kMaxWorkers) {
     throw Error("a thread team has 1 to " + std::to_string(kMaxWorkers) + " workers, not " +
@@ -113,7 +113,7 @@ Team::Team(int workers, const std::vector<int> &cpus, int64_t spin_ns)
       const int cpu = static_cast<size_t>(i) <= cpus.size() ? cpus[i - 1] : -1;
       threads_.emplace_back(&Team::loop, this, i, cpu);
     }
-  } catch (const std::system_error &error) {
+  } catch (const std::system_error& error) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     stop();
     throw Error("cannot start thread " + std::to_string(threads_.size() + 1) + " of " +
@@ -135,14 +135,16 @@ Team::~Team() {
 void Team::stop() {
   job_ = nullptr;
   turn_.set(turn_.load() + 1);
-  for (auto &thread : threads_) thread.join();
+  for (auto& thread : threads_) thread.join();
   threads_.clear();
 }
 
-void Team::run(Job job, void *context) {
+void Team::run(Job job, void* context) {
   if (fork_count() != fork_count_) {
-    throw Error("this process is a fork of the one that loaded the engine, and threads do not survive a fork; "
-                "load the engine after forking, or start processes by \"spawn\"");
+    throw Error(
+        "this process is a fork of the one that loaded the engine, and threads do not survive a "
+        "fork; "
+        "load the engine after forking, or start processes by \"spawn\"");
   }
   DefaultFloats floats;
   job_ = job;
@@ -178,6 +180,6 @@ void Team::meet() {
   }
 }
 
-void Team::barrier(pelton_worker *worker) { static_cast<Team *>(worker->team)->meet(); }
+void Team::barrier(pelton_worker* worker) { static_cast<Team*>(worker->team)->meet(); }
 
 }  // namespace pelton

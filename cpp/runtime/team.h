@@ -36,16 +36,16 @@ class alignas(64) WaitWord {
 class Team {
  public:
   // ``cpus[i]`` is the CPU of worker i + 1; may be empty or shorter. Throws Error.
-  Team(int workers, const std::vector<int> &cpus, int64_t spin_ns);
+  Team(int workers, const std::vector<int>& cpus, int64_t spin_ns);
   ~Team();
-  Team(const Team &) = delete;
-  Team &operator=(const Team &) = delete;
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
 
   int size() const { return size_; }
 
   // Run ``job(context, worker)`` on every worker and wait for all. One caller at a time.
-  using Job = void (*)(void *context, pelton_worker *worker);
-  void run(Job job, void *context);
+  using Job = void (*)(void* context, pelton_worker* worker);
+  void run(Job job, void* context);
 
  private:
   struct alignas(64) Slot {
@@ -55,16 +55,16 @@ class Team {
   void loop(int index, int cpu);
   void meet();
   void stop();
-  static void barrier(pelton_worker *worker);
+  static void barrier(pelton_worker* worker);
 
   const int size_;
   const int64_t spin_ns_;
   const uint64_t fork_count_;
   Job job_ = nullptr;
-  void *context_ = nullptr;
-  WaitWord turn_;                               // counts jobs; the workers wait on it
+  void* context_ = nullptr;
+  WaitWord turn_;                                // counts jobs; the workers wait on it
   alignas(64) std::atomic<int32_t> arrived_{0};  // in the current barrier
-  WaitWord phase_;                              // counts barriers
+  WaitWord phase_;                               // counts barriers
   std::unique_ptr<Slot[]> slots_;
   std::vector<std::thread> threads_;
 };

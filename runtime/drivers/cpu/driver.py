@@ -1,0 +1,203 @@
+"""The CPU driver: binds a launch plan to memory and code, and runs it in the native core."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...._core import MAX_WORKERS, CodeObject, NativeError, Region, Runner, Team
+from ...errors import DriverError
+from ...format.manifest import TargetEntry
+from ...format.plan import Launch, Operand
+from ...step import StepInputs, StepOutputs
+from .binding import EngineSections, Weights, block_bytes, check_plan, limits, native_errors, state_bytes
+from .threads import CLAIMS, cpu_list, default_threads
+
+#: Argument kinds of the native runner (cpp/runtime/runner.h): an address, or _INPUT + index in STEP_INPUTS.
+_MEMORY, _INPUT = 0, 1
+
+
+class FinishedStep:
+    """A step that is complete: at depth 1, ``execute`` returns when the step has run."""
+
+    def __init__(self, outputs: StepOutputs) -> None:
+        self._outputs = outputs
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> StepOutputs:
+        return self._outputs
+
+
+class CpuDriver:
+    """Runs one engine on this machine's CPUs; implements ``runtime.drivers.base.Driver``.
+
+    threads: size of the thread team, the calling thread included; None takes the CPUs that affinity and cgroup allow.
+    weights: "map" computes on the engine file's mapping (shared, evictable), "copy" on a private copy on huge pages.
+    pin: bind each thread but the caller's to a CPU of its own. Teams of more threads than CPUs are never bound.
+
+    Raises DriverError. A driver does not survive a fork: load the engine in the child.
+    """
+
+    def __init__(
+        self,
+        engine: EngineSections,
+        target: TargetEntry,
+        *,
+        threads: int | None = None,
+        weights: Literal["map", "copy"] = "map",
+        pin: bool = True,
+    ) -> None:
+        self.plan = engine.plan(target.key)
+        check_plan(self.plan)
+        with native_errors(f"target {target.key}"):
+            code = CodeObject(engine.code(target.key))
+            for spec in self.plan.kernels:
+                code.kernel(spec.symbol)
+            self._bound: _Bound | None = _Bound(
+                code,
+                Weights(engine, self.plan.weights, copy=weights == "copy"),
+                Region(self.plan.arena_bytes),
+                PinnedTeam(threads, pin=pin),
+            )
+        self._states: list[Region] = []
+        self._runner: Runner | None = None
+
+    @property
+    def threads(self) -> int:
+        """Size of the thread team."""
+        return self._alive().team.native.size
+
+    def allocate(self, num_blocks: tuple[int, ...], num_slots: int) -> None:
+        """Make state storage: ``num_blocks[g]`` blocks of each KV group, ``num_slots`` sequences' slots. Once."""
+        bound, plan = self._alive(), self.plan
+        if self._runner is not None:
+            raise DriverError("allocate was called twice; close the driver and load the engine again")
+        if len(num_blocks) != len(plan.kv_groups) or min(num_blocks, default=1) < 1 or num_slots < 1:
+            raise DriverError(
+                f"allocate({num_blocks}, {num_slots}): the plan has {len(plan.kv_groups)} KV groups; each needs at "
+                "least one block, and there must be at least one slot"
+            )
+        with native_errors("allocate"):
+            self._states = [Region(state_bytes(spec, plan, num_blocks, num_slots)) for spec in plan.states]
+            paged = [
+                (spec.group, region.address, block_bytes(spec, plan))
+                for spec, region in zip(plan.states, self._states, strict=True)
+                if spec.kind == "paged_kv"
+            ]
+            launches = [
+                (plan.kernels[launch.kernel].symbol, self._arguments(launch, bound), launch.barrier)
+                for launch in plan.launches
+            ]
+            self._runner = Runner(
+                bound.team.native, bound.code, launches, plan.tail_start, limits(plan, num_blocks, num_slots), paged
+            )
+
+    def block_bytes(self, group: int) -> int:
+        """Bytes that one block of this KV group takes over all its layers."""
+        return sum(block_bytes(s, self.plan) for s in self.plan.states if s.kind == "paged_kv" and s.group == group)
+
+    def execute(self, inputs: StepInputs) -> FinishedStep:
+        """Run a step. Raises DriverError, with nothing run, if the inputs do not fit the plan or the state."""
+        runner = self._ready()
+        rows, best = inputs.num_rows, self.plan.ranges.max_logprobs
+        outputs = StepOutputs(
+            tokens=np.full(rows, -1, np.int32),
+            logprobs=np.full(rows, -np.inf, np.float32),
+            ranks=np.zeros(rows, np.int32),
+            top_ids=np.full((rows, best), -1, np.int32),
+            top_logprobs=np.full((rows, best), -np.inf, np.float32),
+            logits=np.empty((rows, self.plan.vocab_size), np.float32) if inputs.want_logits else None,
+        )
+        try:
+            runner.execute(inputs, outputs)
+        except NativeError as error:
+            raise DriverError(str(error)) from None
+        return FinishedStep(outputs)
+
+    def copy_blocks(self, group: int, source: list[int], target: list[int]) -> None:
+        """Copy whole blocks in every layer of a group, in list order, before the next step."""
+        with native_errors("copy_blocks"):
+            self._ready().copy_blocks(group, source, target)
+
+    def set_timing(self, on: bool) -> None:
+        """Record the time of every launch of the coming steps, or stop recording."""
+        self._ready().set_timing(on)
+
+    def take_timings(self) -> NDArray[np.int64]:
+        """Timings since the last call, [n, 5]: launch index, row_start, begin, kernel end, end; ns on worker 0."""
+        return self._ready().take_timings()
+
+    def close(self) -> None:
+        """Give memory and threads back; a second close does nothing, any other call is an error."""
+        self._runner = None
+        self._states = []
+        if self._bound is not None:
+            self._bound.team.close()
+            self._bound = None
+
+    def _alive(self) -> _Bound:
+        if self._bound is None:
+            raise DriverError("the driver is closed; load the engine again")
+        return self._bound
+
+    def _ready(self) -> Runner:
+        self._alive()
+        if self._runner is None:
+            raise DriverError("the driver has no state yet; call allocate before the first step")
+        return self._runner
+
+    def _arguments(self, launch: Launch, bound: _Bound) -> list[tuple[int, int]]:
+        """(kind, address) of each argument, in the kernel's order: inputs, outputs, states, scratch."""
+        operands = [*launch.inputs, *launch.outputs, *launch.states]
+        if launch.scratch >= 0:
+            operands.append(Operand("buffer", launch.scratch))
+        return [self._argument(operand, bound) for operand in operands]
+
+    def _argument(self, operand: Operand, bound: _Bound) -> tuple[int, int]:
+        match operand.space:
+            case "buffer":
+                return _MEMORY, bound.arena.address + self.plan.buffers[operand.index].offset
+            case "weight":
+                return _MEMORY, bound.weights.addresses[operand.index]
+            case "state":
+                return _MEMORY, self._states[operand.index].address
+            case "input":
+                return _INPUT + operand.index, 0
+            case "none":
+                return _MEMORY, 0
+
+
+class PinnedTeam:
+    """A thread team and the CPUs it holds."""
+
+    def __init__(self, threads: int | None, *, pin: bool) -> None:
+        size = min(default_threads(), MAX_WORKERS) if threads is None else threads
+        cpus = cpu_list()
+        self._cpus = CLAIMS.take(size - 1, cpus) if pin and 1 < size <= len(cpus) else []
+        try:
+            self.native = Team(size, self._cpus)
+        except NativeError:
+            self._release()
+            raise
+
+    def close(self) -> None:
+        """Let go of the CPUs; the threads end with the last reference to the team."""
+        self._release()
+
+    def _release(self) -> None:
+        CLAIMS.give_back(self._cpus)
+        self._cpus = []
+
+
+class _Bound:
+    """What lives from load to close."""
+
+    def __init__(self, code: CodeObject, weights: Weights, arena: Region, team: PinnedTeam) -> None:
+        self.code = code
+        self.weights = weights
+        self.arena = arena
+        self.team = team
