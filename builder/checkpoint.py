@@ -1,0 +1,207 @@
+"""Checkpoint: a Hugging Face folder or a GGUF file, opened without reading any weight.
+
+Everything a build needs from the outside comes through here: config, tensors (a TensorSource),
+generation defaults, tokenizer files and chat template. Nothing touches the network or runs code
+from the checkpoint, unless ``trust_remote_code`` is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ..runtime.errors import CheckpointError, UnsupportedModelError
+from ..runtime.format.dtypes import DType
+from ..runtime.format.tensor_source import TensorSource
+from .safetensors_source import SafetensorsSource
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "tekken.json",
+    "vocab.json",
+    "merges.txt",
+)
+_HASH_CHUNK = 8 << 20
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint; make one with ``Checkpoint.open``."""
+
+    path: Path
+    name: str
+    config: dict[str, Any]
+    source: TensorSource
+    generation_config: dict[str, Any]
+    tokenizer_files: dict[str, Path]  # file name -> path; for GGUF {"gguf": path}
+    chat_template: str | None
+    dtype: DType  # the type most weights are stored in (BF16 for quantised GGUF weights)
+    trust_remote_code: bool = False
+    _cache: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def open(cls, path: str | Path, *, trust_remote_code: bool = False) -> Checkpoint:
+        """Open a Hugging Face folder or a ``.gguf`` file.
+
+        Raises CheckpointError when something is missing, damaged or contradicts itself, and
+        UnsupportedModelError when it is sound but of a kind that pelton does not take.
+        """
+        path = Path(path)
+        if path.is_file() and path.suffix == ".gguf":
+            from .gguf_source import open_gguf
+
+            return open_gguf(path)
+        if not path.is_dir():
+            raise CheckpointError(f"{path}: no such checkpoint folder or .gguf file")
+        config = _read_json(path / "config.json", required=True)
+        check_config(path / "config.json", config, trust_remote_code)
+        source = SafetensorsSource.open(path)
+        return cls(
+            path=path,
+            name=path.resolve().name,
+            config=config,
+            source=source,
+            generation_config=_read_json(path / "generation_config.json"),
+            tokenizer_files={name: path / name for name in _TOKENIZER_FILES if (path / name).is_file()},
+            chat_template=_chat_template(path),
+            dtype=_main_dtype(path, source),
+            trust_remote_code=trust_remote_code,
+        )
+
+    def hf_config(self) -> Any:
+        """The transformers config object (built once). Raises UnsupportedModelError for an unknown architecture."""
+        if "hf_config" not in self._cache:
+            self._cache["hf_config"] = self._load_hf_config()
+        return self._cache["hf_config"]
+
+    def fingerprint(self) -> str:
+        """sha256 (hex) of the config and of every tensor's name, type, shape and bytes; streamed, computed once.
+
+        Independent of sharding and of the folder's name.
+        """
+        if "fingerprint" not in self._cache:
+            digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
+            for name in sorted(self.source.names()):
+                info = self.source.info(name)
+                digest.update(f"\n{name} {info.dtype.value} {list(info.shape)}\n".encode())
+                data = self.source.read(name).reshape(-1).view("u1")
+                for start in range(0, data.size, _HASH_CHUNK):
+                    digest.update(data[start : start + _HASH_CHUNK])
+                self.source.release(name)
+            self._cache["fingerprint"] = digest.hexdigest()
+        return str(self._cache["fingerprint"])
+
+    def _load_hf_config(self) -> Any:
+        from transformers import AutoConfig
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        model_type = self.config["model_type"]
+        if model_type not in CONFIG_MAPPING and not self.trust_remote_code:
+            import transformers
+
+            raise UnsupportedModelError(
+                f"{self.path}: transformers {transformers.__version__} has no model type {model_type!r}; "
+                "a newer transformers may know it"
+            )
+        try:
+            with offline():
+                if self.path.is_dir():
+                    return AutoConfig.from_pretrained(
+                        self.path, trust_remote_code=self.trust_remote_code, local_files_only=True
+                    )
+                return AutoConfig.for_model(**self.config)
+        except Exception as error:  # transformers validates with many exception types
+            raise CheckpointError(f"{self.path}: transformers refuses the config: {error}") from error
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Keep huggingface_hub from the network for a while, whatever the environment says."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def check_config(where: Path, config: dict[str, Any], trust_remote_code: bool = False) -> None:
+    """Contradictions in a config that would otherwise show up deep inside a build."""
+    if not isinstance(config.get("model_type"), str):
+        raise CheckpointError(f"{where}: no model_type, so the architecture is unknown")
+    if config.get("auto_map") and not trust_remote_code:
+        raise UnsupportedModelError(
+            f"{where}: the checkpoint brings its own code (auto_map), which pelton does not run unless asked with "
+            "trust_remote_code; if transformers itself has this architecture, remove auto_map from config.json"
+        )
+    if quantised := config.get("quantization_config"):
+        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
+        raise UnsupportedModelError(
+            f"{where}: weights are quantised already (quant_method {method!r}); give the unquantised checkpoint"
+        )
+    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    heads, kv_heads = text.get("num_attention_heads"), text.get("num_key_value_heads")
+    for key in ("num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size", "num_hidden_layers"):
+        value = text.get(key)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise CheckpointError(f"{where}: {key} is {value!r}; a positive integer is needed")
+    if heads and kv_heads and heads % kv_heads:
+        raise CheckpointError(
+            f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}, so query heads "
+            "cannot share key/value heads evenly"
+        )
+    hidden = text.get("hidden_size")
+    if heads and hidden and not text.get("head_dim") and hidden % heads:
+        raise CheckpointError(f"{where}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+
+
+def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
+    """A JSON object from a file; {} when an optional file is absent."""
+    if not path.is_file():
+        if required:
+            raise CheckpointError(
+                f"{path.parent}: {path.name} is missing, so this is not a Hugging Face checkpoint folder"
+            )
+        return {}
+    try:
+        document = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not valid JSON ({error}); download it again") from None
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path}: a JSON object is needed, this is a {type(document).__name__}")
+    return document
+
+
+def _chat_template(folder: Path) -> str | None:
+    """chat_template.jinja, or the template in tokenizer_config.json ("default" when it has several)."""
+    if (jinja := folder / "chat_template.jinja").is_file():
+        return jinja.read_text(encoding="utf-8")
+    template = _read_json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _main_dtype(path: Path, source: TensorSource) -> DType:
+    """The float type that most weight bytes have."""
+    weight: dict[DType, int] = {}
+    for name in source.names():
+        info = source.info(name)
+        weight[info.dtype] = weight.get(info.dtype, 0) + prod(info.shape)
+    floats = {dtype: count for dtype, count in weight.items() if dtype.is_float}
+    if not floats:
+        raise CheckpointError(f"{path}: no floating point tensors among {len(source.names())}")
+    return max(floats, key=lambda dtype: floats[dtype])

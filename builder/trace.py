@@ -1,0 +1,206 @@
+"""trace: a transformers model without weights -> one exported graph of aten ops and pelton's own.
+
+Parameters take no memory (one element, broadcast), non-persistent buffers are real, all is fp32. The library's
+extension points for attention and masks lead to ``pelton::attention`` with a mask descriptor; everything that is
+patched for the duration of a trace is put back afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from ..runtime.errors import CheckpointError, UnsupportedModelError
+from .checkpoint import Checkpoint, offline
+from .trace_attention import AttentionTracer
+from .trace_rope import fix_rope
+
+_EXAMPLE_TOKENS = 13  # any count works; a prime unlikely to equal a model dimension reads best in dumps
+_IMPLEMENTATION = "pelton"
+
+
+@dataclass(frozen=True)
+class TracedModel:
+    """A model as one exported program over (input_ids [1,T], position_ids [1,T]) -> logits [1,T,V].
+
+    ``parameters``: each parameter and persistent buffer -> checkpoint names it may be stored under, best first.
+    ``notes``: decisions the build report must show.
+    """
+
+    program: torch.export.ExportedProgram
+    parameters: dict[str, tuple[str, ...]]
+    notes: tuple[str, ...]
+    max_seq_len: int
+    model_type: str
+
+
+class _Logits(nn.Module):
+    """The model as a function of tensors only."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.net = model
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        logits = self.net(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+        assert isinstance(logits, torch.Tensor)
+        return logits
+
+
+def trace(checkpoint: Checkpoint, *, max_seq_len: int) -> TracedModel:
+    """Trace the checkpoint's model at full depth; reads no weights.
+
+    ``max_seq_len`` fixes what depends on the longest sequence (dynamic rope factors, mask kinds).
+    Raises UnsupportedModelError naming what was not understood.
+    """
+    config = copy.deepcopy(checkpoint.hf_config())
+    _refuse_by_config(checkpoint, config)
+    attention = AttentionTracer(max_seq_len)
+    with ExitStack() as stack:
+        stack.enter_context(offline())
+        stack.enter_context(_library_hooks(attention))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        model = _empty_model(checkpoint, config)
+        names = _tensor_names(model)
+        _broadcast_parameters(model)
+        notes = fix_rope(model, max_seq_len)
+        attention.name_modules(model)
+        program = _export(checkpoint, model)
+    if attention.calls == 0:
+        raise UnsupportedModelError(
+            f"{config.model_type}: the model never calls the library's attention interface, so its attention is not "
+            "understood; it needs an adapter"
+        )
+    return TracedModel(program, names, tuple(notes), max_seq_len, str(config.model_type))
+
+
+def _refuse_by_config(checkpoint: Checkpoint, config: Any) -> None:
+    """Kinds of models that are known not to fit, named before any work is done."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    model_type = str(config.model_type)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{model_type}: encoder-decoder models are not supported; pelton builds decoders only"
+        )
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not checkpoint.trust_remote_code:
+        raise UnsupportedModelError(f"{model_type}: transformers has no causal language model of this type")
+
+
+def _empty_model(checkpoint: Checkpoint, config: Any) -> nn.Module:
+    """The model with parameters on the meta device and real buffers, in fp32, ready for inference."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with _parameters_on_meta(), torch.random.fork_rng():
+            model = AutoModelForCausalLM.from_config(
+                config,
+                dtype=torch.float32,
+                attn_implementation=_IMPLEMENTATION,
+                trust_remote_code=checkpoint.trust_remote_code,
+            )
+    except (ValueError, KeyError, NotImplementedError) as error:
+        raise UnsupportedModelError(
+            f"{config.model_type}: transformers cannot make this model with an attention of ours: {error}"
+        ) from error
+    except (TypeError, RuntimeError, AttributeError, ZeroDivisionError) as error:
+        raise CheckpointError(f"{checkpoint.path}: no model can be made from the config: {error}") from error
+    return model.eval()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Every parameter is moved to the meta device as soon as a module registers it; buffers stay real."""
+    original = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        original(module, name, parameter)
+        if parameter is not None and not parameter.is_meta:
+            module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=False)
+
+    with mock.patch.object(nn.Module, "register_parameter", register):
+        yield
+
+
+def _tensor_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Each parameter and persistent buffer -> checkpoint names it may be stored under, best first.
+
+    Tied tensors share their names; a missing output head is the input embedding; a checkpoint of the bare
+    model lacks the base model's prefix.
+    """
+    by_tensor: dict[int, list[str]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        by_tensor.setdefault(id(tensor), []).append(name)
+    names = {name: shared for shared in by_tensor.values() for name in shared}
+    head, embedding = _weight_name(model, "get_output_embeddings"), _weight_name(model, "get_input_embeddings")
+    if head in names and embedding in names and embedding not in names[head]:
+        names[head] = [*names[head], *names[embedding]]
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    bare = {name: [n.removeprefix(prefix) for n in shared if n.startswith(prefix)] for name, shared in names.items()}
+    return {name: (*shared, *bare[name]) for name, shared in names.items()}
+
+
+def _weight_name(model: nn.Module, getter: str) -> str:
+    """The state dict name of the weight of the module that ``getter`` returns ("" if there is none)."""
+    module = getattr(model, getter)()
+    return next(
+        (f"{name}.weight" for name, found in model.named_modules() if module is not None and found is module), ""
+    )
+
+
+def _broadcast_parameters(model: nn.Module) -> None:
+    """Replace meta parameters by CPU ones that are one element seen at every index; ties are undone."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                empty = torch.zeros((), dtype=torch.float32).expand(parameter.shape)
+                module._parameters[name] = nn.Parameter(empty, requires_grad=False)
+    if lost := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
+        raise UnsupportedModelError(f"buffer {lost[0]} has no value without weights; the family needs an adapter")
+
+
+@contextmanager
+def _library_hooks(attention: AttentionTracer) -> Iterator[None]:
+    """Point the library's attention and mask interfaces at ours; packed rows need no detection while tracing."""
+    from transformers import masking_utils
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name = _IMPLEMENTATION
+    with (
+        mock.patch.dict(ALL_ATTENTION_FUNCTIONS._global_mapping, {name: attention.attend}),
+        mock.patch.dict(ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, {name: attention.mask}),
+        mock.patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
+    ):
+        yield
+
+
+def _export(checkpoint: Checkpoint, model: nn.Module) -> torch.export.ExportedProgram:
+    """torch.export over a dynamic token count; every failure is a refusal that quotes the reason."""
+    tokens = torch.export.Dim("T", min=1)
+    ids = torch.zeros(1, _EXAMPLE_TOKENS, dtype=torch.long)
+    positions = torch.arange(_EXAMPLE_TOKENS)[None]
+    try:
+        return torch.export.export(
+            _Logits(model),
+            (ids, positions),
+            dynamic_shapes={"input_ids": {1: tokens}, "position_ids": {1: tokens}},
+            strict=False,
+        )
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # torch.export fails in many ways; all mean "not understood"
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UnsupportedModelError(
+            f"{checkpoint.config['model_type']}: the model cannot be traced over a free number of tokens: {first.strip()}"
+        ) from error
