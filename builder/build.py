@@ -27,7 +27,7 @@ from .graph import Graph
 from .importer import import_graph
 from .kernels import KernelRegistry
 from .lower import Lowered, lower
-from .model_info import model_info
+from .model_info import max_positions, model_info
 from .oracle.kernels import REFERENCE_KERNELS
 from .options import BuildOptions
 from .passes.pipeline import PassOptions, optimize
@@ -70,7 +70,7 @@ def build(
     with progress or BuildProgress(quiet=True) as bar:
         with bar.stage("read checkpoint"):
             checkpoint = Checkpoint.open(checkpoint_path)
-            ranges = options.ranges(checkpoint.config.get("max_position_embeddings"))
+            ranges = options.ranges(max_positions(checkpoint.config))
         with bar.stage("trace"):
             traced = trace(checkpoint, max_seq_len=ranges.max_seq_len)
         with bar.stage("import"):

@@ -39,6 +39,20 @@ def model_info(checkpoint: Checkpoint, tokenizer: bytes | None, precision: DType
     )
 
 
+def max_positions(config: dict[str, Any]) -> int | None:
+    """The longest sequence a config allows, or None if it does not say.
+
+    Dynamic rope scaling states the length before scaling; every other kind states the length after.
+    """
+    stated = config.get("max_position_embeddings")
+    if not isinstance(stated, int):
+        return None
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type")) == "dynamic":
+        return int(stated * float(rope.get("factor", 1.0)))
+    return stated
+
+
 def _integer(config: dict[str, Any], key: str) -> int:
     value = config.get(key)
     if not isinstance(value, int) or value < 1:

@@ -63,7 +63,7 @@ class BuildOptions:
             raise BuildError("the checkpoint's config has no max_position_embeddings; give --max-seq-len")
         if max_position_embeddings is not None and max_seq_len > max_position_embeddings:
             raise BuildError(
-                f"--max-seq-len {max_seq_len} is over the model's max_position_embeddings {max_position_embeddings}; "
+                f"--max-seq-len {max_seq_len} is over the model's longest sequence, {max_position_embeddings}; "
                 f"give at most {max_position_embeddings}, or a checkpoint whose config has rope scaling for more"
             )
         max_num_tokens = self.max_num_tokens or max(_DEFAULT_NUM_TOKENS, self.max_batch_size)
