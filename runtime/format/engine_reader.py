@@ -1,0 +1,359 @@
+"""EngineFile: open, check and read an engine file. Nothing is unpickled; nothing unchecked is handed out."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import stat
+import weakref
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, get_args
+
+import msgspec
+import numpy as np
+
+from ..errors import EngineFormatError
+from .dtypes import DType
+from .engine_header import PAD, SECTION, Header, header_size, parse_header
+from .hash_tree import DIGEST, BackgroundVerifier, damaged_leaves, leaf_count
+from .manifest import Manifest, decode_manifest
+from .plan import Plan, decode_plan
+from .plan_check import check_plan
+from .tensor_spec import TensorSpec
+from .tensor_type import LAYOUTS
+
+Trust = Literal["any", "signed"]
+VerifyWeights = Literal["background", "before", "off"]
+HASH_TREE = "hash_tree"  # section: leaf hashes of the weights
+TENSOR_LAYOUTS = "layouts"  # section: logical shape and layout of tensors that are not row-major
+
+
+class LayoutEntry(msgspec.Struct, frozen=True):
+    """Logical shape and layout of a packed tensor."""
+
+    shape: tuple[int, ...]
+    layout: str
+
+
+class EngineFile:
+    """An open engine. Safe to use from several threads; ``close`` ends it (views of tensors stay valid).
+
+    With ``verify_weights="background"`` a thread checks the weights while they are in use. What it finds goes to
+    ``problems`` and ``on_problem``; from then on every access raises EngineFormatError.
+    """
+
+    def __init__(self, path: Path, fd: int, *, verify: bool = True) -> None:
+        """Use ``EngineFile.open``. Takes over ``fd``; ``verify=False`` is for a file still being written."""
+        self.path = path
+        self.problems: list[str] = []
+        self._fd = fd
+        self._finalizer = weakref.finalize(self, os.close, fd)
+        self._verify = verify
+        self._background: BackgroundVerifier | None = None
+        self._header = _read_header(fd, verify=verify)
+        #: One string that stands for every byte of the file.
+        self.identity = self._header.metadata.root
+        self.manifest: Manifest = decode_manifest(self._header.metadata.manifest)
+        self._map = mmap.mmap(fd, self._header.file_size, access=mmap.ACCESS_READ)
+        #: Stored tensors by name, in file order (sections and pads left out).
+        self.tensors: dict[str, TensorSpec] = self._specs()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        trust: Trust = "any",
+        verify_weights: VerifyWeights = "background",
+        public_key: str | os.PathLike[str] | bytes | None = None,
+        on_problem: Callable[[str], None] | None = None,
+    ) -> EngineFile:
+        """Open an engine: header, manifest, sizes and (with ``trust="signed"``) the signature are checked here.
+
+        verify_weights: "background" (a thread, while in use), "before" (now; raises), "off".
+        public_key: PEM bytes or a file, for trust="signed". on_problem: called from the checking thread.
+        Raises EngineFormatError for a file that is missing, damaged, cut short or of another schema; TrustError for
+        a signature that is missing or wrong.
+        """
+        if trust not in get_args(Trust) or verify_weights not in get_args(VerifyWeights):
+            raise ValueError(f"trust={trust!r} or verify_weights={verify_weights!r} is not one of the choices")
+        where = Path(path)
+        with _about(where):
+            engine = cls(where, _open_file(where))
+        try:
+            if trust == "signed":
+                from .signature import require_signature
+
+                require_signature(where, engine.identity, public_key)
+            with _about(where):
+                engine._start_verification(verify_weights, on_problem)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    # --- sections ---------------------------------------------------------------------------------------------
+
+    @property
+    def sections(self) -> dict[str, int]:
+        """Names of all sections and their bytes in the file."""
+        return {name: self._header.location(SECTION + name)[1] for name in self._header.sections}
+
+    def has_section(self, name: str) -> bool:
+        return name in self._header.sections
+
+    def section(self, name: str) -> bytes:
+        """A section's contents, a private copy whose hash has been checked. Raises EngineFormatError."""
+        self.raise_problems()
+        with _about(self.path):
+            return self._section(name)
+
+    def plan(self, key: str) -> Plan:
+        """The launch plan of a target, decoded and checked for references out of bounds."""
+        data = self._target_section("plan", key)
+        with _about(self.path):
+            try:
+                plan = decode_plan(data)
+            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+                raise EngineFormatError(f"the plan of target {key!r} is damaged: {error}") from error
+            problems = check_plan(plan, self.tensors)
+            if problems:
+                more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+                raise EngineFormatError(f"the plan of target {key!r} is damaged: {problems[0]}{more}")
+            return plan
+
+    def code(self, key: str) -> memoryview:
+        """The code object of a target: the very bytes that were hashed, not a view of a file that may change."""
+        return memoryview(self._target_section("code", key))
+
+    # --- tensors ----------------------------------------------------------------------------------------------
+
+    def tensor(self, name: str) -> np.ndarray[Any, Any]:
+        """A read-only view of a tensor's storage on the mapped file (shape ``TensorSpec.storage_shape``)."""
+        self.raise_problems()
+        spec = self._spec(name)
+        offset, nbytes = self._header.location(name)
+        if not nbytes:
+            array = np.empty(spec.storage_shape, spec.dtype.numpy)
+            array.flags.writeable = False
+            return array
+        flat = np.frombuffer(self._map, np.uint8, nbytes, offset)
+        return flat.view(spec.dtype.numpy).reshape(spec.storage_shape)
+
+    def tensor_location(self, name: str) -> tuple[int, int]:
+        """File offset (a multiple of 4096) and bytes of a tensor's storage."""
+        self._spec(name)
+        return self._header.location(name)
+
+    # --- health -----------------------------------------------------------------------------------------------
+
+    def check(self, weights: bool = True) -> list[str]:
+        """Everything that is wrong with the file, down to single bits; empty for a sound one."""
+        found: list[str] = []
+        try:
+            header = _read_header(self._fd)
+            if header.metadata.root != self.identity:
+                found.append("the header has changed since the engine was opened")
+        except EngineFormatError as error:
+            found.append(str(error))
+        for name in self._header.sections:
+            try:
+                self._section(name)
+            except EngineFormatError as error:
+                found.append(str(error))
+        found += self._nonzero_pads()
+        if not found:
+            for target in self.manifest.targets:
+                try:
+                    self.plan(target.key)
+                except EngineFormatError as error:
+                    found.append(str(error))
+        if weights and not any(HASH_TREE in problem for problem in found):
+            found += [self._describe_damage(*span) for span in self._damaged()]
+        return found
+
+    def wait_verified(self, timeout: float | None = None) -> bool:
+        """Wait for the background check (seconds); returns whether it is complete. Raises if it found damage."""
+        done = self._background is None or self._background.wait(timeout)
+        self.raise_problems()
+        return done
+
+    def raise_problems(self) -> None:
+        """Raise EngineFormatError if the background check has found damage."""
+        if self.problems:
+            raise EngineFormatError(f"{self.path}: {self.problems[0]}; copy or build the engine again")
+
+    def close(self) -> None:
+        """Stop checking and let go of the file. Arrays and bytes already handed out stay valid."""
+        if self._background is not None:
+            self._background.cancel()
+        try:
+            self._map.close()
+        except BufferError:
+            pass  # tensor views are alive; the mapping goes with the last of them
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # --- inner parts ------------------------------------------------------------------------------------------
+
+    def _section(self, name: str) -> bytes:
+        entry = self._header.sections.get(name)
+        if entry is None:
+            raise EngineFormatError(f"the engine has no section {name!r}; it has: {', '.join(self._header.sections)}")
+        offset, nbytes = self._header.location(SECTION + name)
+        stored = _pread(self._fd, nbytes, offset)
+        if self._verify and hashlib.sha256(stored).hexdigest() != entry.sha256:
+            raise EngineFormatError(f"section {name!r} is damaged: its hash does not match")
+        if entry.encoding == "raw":
+            data = stored
+        elif entry.encoding == "deflate":
+            data = _inflate(name, stored, entry.size)
+        else:
+            length = int.from_bytes(stored[:8], "little")
+            if len(stored) != entry.size + 8 or length > entry.size or any(stored[8 + length :]):
+                raise EngineFormatError(f"section {name!r} is damaged: its length or padding is wrong")
+            return stored[8 : 8 + length]
+        if len(data) != entry.size:
+            raise EngineFormatError(f"section {name!r} is damaged: {len(data)} bytes where {entry.size} are due")
+        return data
+
+    def _target_section(self, kind: str, key: str) -> bytes:
+        self.raise_problems()
+        name = f"{kind}/{key}"
+        if not self.has_section(name):
+            known = ", ".join(n.removeprefix(f"{kind}/") for n in self._header.sections if n.startswith(f"{kind}/"))
+            raise EngineFormatError(f"{self.path}: no {kind} for target {key!r}; there is: {known or '(none)'}")
+        return self.section(name)
+
+    def _spec(self, name: str) -> TensorSpec:
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise EngineFormatError(f"{self.path}: the engine has no tensor {name!r}") from None
+
+    def _specs(self) -> dict[str, TensorSpec]:
+        try:
+            packed = msgspec.json.decode(self._section(TENSOR_LAYOUTS), type=dict[str, LayoutEntry])
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise EngineFormatError(f"section {TENSOR_LAYOUTS!r} is damaged: {error}") from error
+        specs = {}
+        for name, entry in self._header.tensors.items():
+            if name.startswith((SECTION, PAD)):
+                continue
+            layout = packed.pop(name, LayoutEntry(entry.shape, "rows"))
+            if layout.layout not in LAYOUTS or (layout.layout != "rows" and len(layout.shape) != 2):
+                raise EngineFormatError(f"tensor {name!r} has an unknown layout {layout.layout!r} of {layout.shape}")
+            spec = TensorSpec(name, DType.from_safetensors(entry.dtype), layout.shape, layout.layout)
+            if any(dim < 0 for dim in spec.shape) or spec.storage_shape != entry.shape:
+                raise EngineFormatError(f"tensor {name!r} of type {spec.type} is stored as {list(entry.shape)}")
+            specs[name] = spec
+        if packed:
+            raise EngineFormatError(f"section {TENSOR_LAYOUTS!r} names {next(iter(packed))!r}, which is not stored")
+        return specs
+
+    def _start_verification(self, mode: VerifyWeights, on_problem: Callable[[str], None] | None) -> None:
+        if mode == "off":
+            return
+        if mode == "before":
+            for span in self._damaged():
+                raise EngineFormatError(self._describe_damage(*span) + "; copy or build the engine again")
+            return
+
+        def report(offset: int, end: int) -> None:
+            problem = self._describe_damage(offset, end)
+            self.problems.append(problem)
+            if on_problem is not None:
+                on_problem(problem)
+
+        span = (self._header.weights_start, self._header.file_size)
+        self._background = BackgroundVerifier(self._fd, *span, self._digests(), report)
+
+    def _digests(self) -> bytes:
+        digests = self._section(HASH_TREE)
+        weights = self._header.file_size - self._header.weights_start
+        if len(digests) != leaf_count(weights) * DIGEST:
+            raise EngineFormatError(f"section {HASH_TREE!r} does not cover the {weights} bytes of weights")
+        return digests
+
+    def _damaged(self) -> Iterator[tuple[int, int]]:
+        return damaged_leaves(self._fd, self._header.weights_start, self._header.file_size, self._digests())
+
+    def _describe_damage(self, offset: int, end: int) -> str:
+        touched = []
+        for name in self.tensors:
+            start, nbytes = self._header.location(name)
+            if start < end and start + nbytes > offset:
+                touched.append(name)
+        listed = ", ".join(touched[:3]) + (f" and {len(touched) - 3} more" if len(touched) > 3 else "")
+        return f"weights are damaged at bytes {offset}:{end} ({listed or 'padding'})"
+
+    def _nonzero_pads(self) -> Iterator[str]:
+        """Pads before the weights; the others are under the hash tree."""
+        for name in self._header.tensors:
+            offset, nbytes = self._header.location(name)
+            if name.startswith(PAD) and offset < self._header.weights_start and any(_pread(self._fd, nbytes, offset)):
+                yield f"the padding at bytes {offset}:{offset + nbytes} is not zero"
+
+
+def _open_file(path: Path) -> int:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise EngineFormatError(
+            f"cannot open the engine: {error.strerror}; check the path and its permissions"
+        ) from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise EngineFormatError("this is not a file; name the .engine file itself")
+    return fd
+
+
+def _read_header(fd: int, *, verify: bool = True) -> Header:
+    file_size = os.fstat(fd).st_size
+    prefix = os.pread(fd, 8, 0)
+    return parse_header(_pread(fd, header_size(prefix, file_size), 0), file_size, verify=verify)
+
+
+def _pread(fd: int, nbytes: int, offset: int) -> bytes:
+    """Exactly these bytes; a file that has become shorter is an error."""
+    parts = []
+    while nbytes:
+        part = os.pread(fd, min(nbytes, 1 << 30), offset)
+        if not part:
+            raise EngineFormatError(f"the file ends at byte {offset}, {nbytes} bytes too early: it is truncated")
+        parts.append(part)
+        nbytes, offset = nbytes - len(part), offset + len(part)
+    return b"".join(parts)
+
+
+def _inflate(name: str, stored: bytes, size: int) -> bytes:
+    """Inflate at most ``size`` bytes."""
+    stream = zlib.decompressobj()
+    try:
+        data = stream.decompress(stored, size + 1)
+    except zlib.error as error:
+        raise EngineFormatError(f"section {name!r} is damaged: {error}") from error
+    if not stream.eof or stream.unused_data:
+        raise EngineFormatError(f"section {name!r} is damaged: its compressed stream has another length")
+    return data
+
+
+@contextmanager
+def _about(path: Path) -> Iterator[None]:
+    """Put the file's name in front of errors."""
+    try:
+        yield
+    except EngineFormatError as error:
+        if str(error).startswith(f"{path}: "):
+            raise
+        raise EngineFormatError(f"{path}: {error}") from error.__cause__
