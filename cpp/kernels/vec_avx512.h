@@ -108,10 +108,27 @@ PELTON_INLINE void store_half(uint16_t* p, F32 a) {
                       _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
+// 16 pairs of f16, interleaved: lane i of even and odd gets elements 2i and 2i + 1.
+PELTON_INLINE void load_half_pairs(const uint16_t *p, F32 *even, F32 *odd) {
+  alignas(64) static constexpr uint16_t kOrder[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
+                                                      22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
+                                                      13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+  const __m512i split = _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), _mm512_loadu_si512(p));
+  even->v = _mm512_cvtph_ps(_mm512_castsi512_si256(split));
+  odd->v = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(split, 1));
+}
+PELTON_INLINE F32 round_f16(F32 a) {
+  return {_mm512_cvtph_ps(_mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))};
+}
+
 PELTON_INLINE __m256 low_half(F32 a) { return _mm512_castps512_ps256(a.v); }
 PELTON_INLINE __m256 high_half(F32 a) { return _mm512_extractf32x8_ps(a.v, 1); }
 
 PELTON_INLINE F64 splat64(double x) { return {_mm512_set1_pd(x), _mm512_set1_pd(x)}; }
+PELTON_INLINE void store(double* p, F64 a) {
+  _mm512_storeu_pd(p, a.lo);
+  _mm512_storeu_pd(p + 8, a.hi);
+}
 PELTON_INLINE F64 widen(F32 a) {
   return {_mm512_cvtps_pd(low_half(a)), _mm512_cvtps_pd(high_half(a))};
 }
