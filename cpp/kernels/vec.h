@@ -84,6 +84,18 @@ PELTON_INLINE void store_n(T* p, F32 a, int n) {
   }
 }
 
+// Round to a storage type and widen again.
+template <class T>
+PELTON_INLINE F32 round_through(F32 a) {
+  if constexpr (__is_same(T, bf16)) {
+    return from_bits(shift_left<16>(round_bf16_bits(a)));
+  } else if constexpr (__is_same(T, f16)) {
+    return round_f16(a);
+  } else {
+    return a;
+  }
+}
+
 // Horizontal sum and maximum by halves: lanes i and i+8, then i+4, i+2, i+1. Same order on every
 // SKU.
 PELTON_INLINE float sum(F32 a) {

@@ -1,0 +1,119 @@
+// Dot products of a few rows with panels of 16 outputs, K ascending in one accumulator per output.
+//
+// A policy names the stored type W, the type X in which a row is staged, and one step over kStep
+// values of k. Which policy runs depends on the types and the SKU alone, never on the row count, so a
+// row's result has the same bits in every block shape.
+#pragma once
+#include "vec.h"
+
+namespace pelton {
+
+// acc[m][p] += one step: kStep products per output.
+//
+// W bf16 in pairs [k/2][16][2], on the bf16 dot product. The instruction rounds as it does; a
+// staged row is bf16.
+#if defined(__AVX512BF16__)
+struct DotBf16 {
+  using W = bf16;
+  using X = bf16;
+  static constexpr int kStep = 2;
+  template <int M, int P>
+  static PELTON_INLINE void step(const X *const (&x)[M], int64_t s, const W *w, int64_t stride,
+                                 F32 (&acc)[M][P]) {
+    __m512bh panel[P];
+    for (int p = 0; p < P; ++p) panel[p] = (__m512bh)_mm512_loadu_si512(w + p * stride);
+    for (int m = 0; m < M; ++m) {
+      int32_t pair;
+      __builtin_memcpy(&pair, x[m] + 2 * s, sizeof pair);
+      const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+      for (int p = 0; p < P; ++p) acc[m][p].v = _mm512_dpbf16_ps(acc[m][p].v, both, panel[p]);
+    }
+  }
+};
+#endif
+
+// W 16-bit in pairs, widened: the even k first, then the odd one. A staged row is fp32.
+template <class Stored>
+struct DotPair {
+  using W = Stored;
+  using X = float;
+  static constexpr int kStep = 2;
+  static PELTON_INLINE void widen_pair(const W *w, F32 *even, F32 *odd) {
+    if constexpr (__is_same(W, bf16)) {
+      const I32 raw = load_int(reinterpret_cast<const int32_t *>(w));
+      *even = from_bits(shift_left<16>(raw));
+      *odd = from_bits(raw & splat_int(static_cast<int32_t>(0xffff0000u)));
+    } else {
+      load_half_pairs(&w->bits, even, odd);
+    }
+  }
+  template <int M, int P>
+  static PELTON_INLINE void step(const X *const (&x)[M], int64_t s, const W *w, int64_t stride,
+                                 F32 (&acc)[M][P]) {
+    for (int p = 0; p < P; ++p) {
+      F32 even, odd;
+      widen_pair(w + p * stride, &even, &odd);
+      for (int m = 0; m < M; ++m) acc[m][p] = fma(splat(x[m][2 * s]), even, acc[m][p]);
+      for (int m = 0; m < M; ++m) acc[m][p] = fma(splat(x[m][2 * s + 1]), odd, acc[m][p]);
+    }
+  }
+};
+
+// W one k at a time [k][16], widened to fp32.
+template <class Stored>
+struct DotSingle {
+  using W = Stored;
+  using X = float;
+  static constexpr int kStep = 1;
+  template <int M, int P>
+  static PELTON_INLINE void step(const X *const (&x)[M], int64_t s, const W *w, int64_t stride,
+                                 F32 (&acc)[M][P]) {
+    F32 panel[P];
+    for (int p = 0; p < P; ++p) panel[p] = load(w + p * stride);
+    for (int m = 0; m < M; ++m) {
+      const F32 value = splat(x[m][s]);
+      for (int p = 0; p < P; ++p) acc[m][p] = fma(value, panel[p], acc[m][p]);
+    }
+  }
+};
+
+template <class A, class B, bool FIRST>
+struct Choose {
+  using Type = A;
+};
+template <class A, class B>
+struct Choose<A, B, false> {
+  using Type = B;
+};
+
+// The policy for a stored type, its pairing, and the type operands are rounded to.
+template <class Stored, bool PAIRED, class Compute>
+struct DotFor {
+  using Type = typename Choose<DotPair<Stored>, DotSingle<Stored>, PAIRED>::Type;
+};
+#if defined(__AVX512BF16__)
+template <>
+struct DotFor<bf16, true, bf16> {
+  using Type = DotBf16;
+};
+#endif
+
+// acc[m][p] = row m . panel p over `steps` steps; panels lie `stride` elements apart. With PREFETCH
+// > 0, the panel is read that many bytes ahead (one sequential stream: use P = 1).
+template <class Dot, int M, int P, int PREFETCH = 0>
+PELTON_INLINE void dot_block(const typename Dot::X *const (&x)[M], const typename Dot::W *w,
+                             int64_t stride, int64_t steps, F32 (&acc)[M][P]) {
+  for (int m = 0; m < M; ++m) {
+    for (int p = 0; p < P; ++p) acc[m][p] = zero();
+  }
+  constexpr int64_t kAdvance = kLanes * Dot::kStep;
+#pragma GCC unroll 4
+  for (int64_t s = 0; s < steps; ++s) {
+    if constexpr (PREFETCH > 0) {
+      __builtin_prefetch(reinterpret_cast<const char *>(w + s * kAdvance) + PREFETCH);
+    }
+    Dot::template step<M, P>(x, s, w + s * kAdvance, stride, acc);
+  }
+}
+
+}  // namespace pelton

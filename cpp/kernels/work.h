@@ -1,0 +1,33 @@
+// Static division of work among the workers of a team.
+#pragma once
+#include "pelton/abi.h"
+#include "vec.h"
+
+namespace pelton {
+
+struct Range {
+  int64_t begin, end;
+};
+
+// This worker's contiguous part of [0, total), in equal parts give or take one.
+PELTON_INLINE Range share(int64_t total, const pelton_worker *worker) {
+  return {total * worker->index / worker->count, total * (worker->index + 1) / worker->count};
+}
+
+PELTON_INLINE void meet(pelton_worker *worker) {
+  if (worker->count > 1) worker->barrier(worker);
+}
+
+PELTON_INLINE constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+PELTON_INLINE constexpr int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+
+template <class T>
+PELTON_INLINE constexpr T smaller(T a, T b) {
+  return a < b ? a : b;
+}
+template <class T>
+PELTON_INLINE constexpr T larger(T a, T b) {
+  return a < b ? b : a;
+}
+
+}  // namespace pelton

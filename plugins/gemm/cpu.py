@@ -1,0 +1,99 @@
+"""GEMM on CPUs: one template; the SKU's dot product decides the arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pelton.builder.kernels import MAX_WORKERS, Kernel, KernelCall
+from pelton.builder.ops.base import Op
+from pelton.builder.ops.fused import Gemm
+from pelton.builder.target import Target
+from pelton.runtime.format.dtypes import DType
+
+from ..cpu_code import cpp_config, cpp_count, cpp_kernel, cpp_type, refuse_target
+
+_REDUNDANT_ROWS = 4  # rows that every worker stages for itself (cpp/kernels/gemm.h: kRedundantRows)
+
+
+@dataclass(frozen=True)
+class CpuGemm:
+    """``dot`` names the 16-bit dot product used, "none" = widen to fp32 and fused multiply-add."""
+
+    name: str
+    vector_bits: int
+    dot: str
+    op: type[Op] = Gemm
+    generic: bool = False
+
+    def refuse(self, call: KernelCall, target: Target) -> str | None:
+        reason = refuse_target(target, self.vector_bits)
+        if reason or target.sku is None:
+            return reason
+        op = _op(call)
+        dot = target.sku.dot if op.compute is DType.BF16 else "none"
+        if dot != self.dot:
+            return f"{op.compute.value} on {target.sku.name} uses dot product {dot!r}, this kernel uses {self.dot!r}"
+        if call.inputs[1].layout != "panel16" or call.inputs[0].layout != "rows":
+            return f"needs x in rows and w in panel16, got {call.inputs[0]} and {call.inputs[1]}"
+        if not call.inputs[0].dtype.is_float or not op.dtype.is_float or not op.compute.is_float:
+            return "takes floats only"
+        return None
+
+    def scratch_bytes(self, call: KernelCall, target: Target) -> int:
+        op = _op(call)
+        staged = DType.BF16 if self.dot == "avx512_bf16" else DType.F32
+        x = call.inputs[0]
+        k = _constant(x.shape[-1])
+        step = 1 if op.compute is DType.F32 else 2
+        if op.prologue == "none" and x.dtype == staged == op.compute and k % step == 0:
+            return 0
+        rows = 1
+        for dim in x.max_shape(call.ranges.symbols())[:-1]:
+            rows *= dim
+        line = 64 // staged.itemsize
+        stride = -(-(-(-k // step) * step) // line) * 64
+        stride += 64 if stride % 1024 == 0 else 0
+        return max(MAX_WORKERS * _REDUNDANT_ROWS, rows) * stride
+
+    def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
+        op = _op(call)
+        x, w = call.inputs[:2]
+        activation = "v" if op.activation == "none" else f"pelton::{op.activation}(v)"
+        config = cpp_config(
+            f"{symbol}_config",
+            {"In": cpp_type(x.dtype), "Compute": cpp_type(op.compute), "Out": cpp_type(op.dtype)},
+            {
+                "kN": _constant(w.shape[0]),
+                "kK": _constant(w.shape[1]),
+                "kOut": op.out_features,
+                "kNorm": op.prologue == "rms_norm",
+                "kEps": op.eps,
+                "kBias": op.bias,
+                "kGated": op.gated,
+                "kSoftcap": op.softcap,
+                "kScale": op.scale,
+                "kResidual": op.residual,
+            },
+            f"static PELTON_INLINE pelton::F32 activation(pelton::F32 v) {{ return {activation}; }}",
+        )
+        rows = cpp_count(x.shape[:-1])
+        return cpp_kernel(symbol, "gemm.h", f"pelton::gemm<{symbol}_config>(args, worker, {rows});", config)
+
+
+def _op(call: KernelCall) -> Gemm:
+    if not isinstance(call.op, Gemm):
+        raise TypeError(f"not a gemm: {call.op}")
+    return call.op
+
+
+def _constant(dim: int | str) -> int:
+    if isinstance(dim, str):
+        raise TypeError(f"the symbolic dim {dim} must be constant here")
+    return dim
+
+
+KERNELS: tuple[Kernel, ...] = (
+    CpuGemm("cpu.gemm.avx512_bf16", 512, "avx512_bf16"),
+    CpuGemm("cpu.gemm.avx512", 512, "none"),
+    CpuGemm("cpu.gemm.avx2", 256, "none"),
+)

@@ -1,0 +1,233 @@
+"""Emit, compile and run one kernel on numpy arrays, with any number of workers that really meet at barriers."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from pelton.builder.codegen.cache import ObjectCache
+from pelton.builder.codegen.cpu import compile_cpu
+from pelton.builder.kernels import Kernel, KernelCall, KernelRegistry
+from pelton.builder.ops.base import Op
+from pelton.builder.target import CPU_SKUS, Target
+from pelton.plugins import KERNELS
+from pelton.runtime.format.dtypes import DType
+from pelton.runtime.format.plan import Ranges
+from pelton.runtime.format.tensor_type import TOKEN_TYPE, TensorType
+
+F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
+RANGES = Ranges(
+    max_batch_size=70,
+    max_num_tokens=512,
+    max_seq_len=2048,
+    opt_num_tokens=256,
+    max_logits_rows=70,
+    logits_chunk=70,
+    tokens_per_block=32,
+    max_logprobs=5,
+)
+_I32P = ctypes.POINTER(ctypes.c_int32)
+
+
+class Step(ctypes.Structure):
+    """pelton_step, but for the sampling part (left zero)."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("num_tokens", "num_seqs", "num_rows", "row_start", "row_count")),
+        *((name, _I32P) for name in ("token_ids", "positions", "token_seq", "query_start", "seq_slots")),
+        ("logits_rows", _I32P),
+        ("row_seq", _I32P),
+        ("block_tables", _I32P * 4),
+        ("max_blocks", ctypes.c_int32),
+        ("sampling", ctypes.c_void_p * 21),
+    )
+
+
+class Worker(ctypes.Structure):
+    pass
+
+
+_BARRIER = ctypes.CFUNCTYPE(None, ctypes.POINTER(Worker))
+Worker._fields_ = [
+    ("index", ctypes.c_int32),
+    ("count", ctypes.c_int32),
+    ("team", ctypes.c_void_p),
+    ("barrier", _BARRIER),
+]
+
+
+@dataclass
+class Inputs:
+    """The step as far as kernels here read it. Arrays are i32."""
+
+    num_tokens: int = 1
+    positions: np.ndarray | None = None
+    query_start: np.ndarray | None = None
+    block_table: np.ndarray | None = None  # [S, max_blocks] of group 0
+    logits_rows: np.ndarray | None = None
+    row_start: int = 0
+    row_count: int = 0
+    kept: list[np.ndarray] = field(default_factory=list)
+
+    def step(self) -> Step:
+        """The C structure; ``kept`` holds the arrays alive."""
+        step = Step(num_tokens=self.num_tokens, row_start=self.row_start, row_count=self.row_count)
+        starts = np.array([0, self.num_tokens]) if self.query_start is None else self.query_start
+        step.num_seqs = len(starts) - 1
+        step.num_rows = 0 if self.logits_rows is None else len(self.logits_rows)
+        step.query_start = self._pointer(starts)
+        step.token_seq = self._pointer(np.repeat(np.arange(len(starts) - 1), np.diff(starts)))
+        step.positions = self._pointer(self.positions)
+        step.logits_rows = self._pointer(self.logits_rows)
+        if self.block_table is not None:
+            step.block_tables[0] = self._pointer(self.block_table)
+            step.max_blocks = self.block_table.shape[1]
+        return step
+
+    def _pointer(self, array: np.ndarray | None) -> Any:
+        if array is None:
+            return None
+        self.kept.append(np.ascontiguousarray(array, np.int32))
+        return self.kept[-1].ctypes.data_as(_I32P)
+
+
+@functools.lru_cache(maxsize=1)
+def host_skus() -> tuple[str, ...]:
+    """Names of the SKUs whose every feature this CPU has, in table order."""
+    flags: set[str] = set()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            flags = set(line.split(":", 1)[1].split())
+            break
+    return tuple(name for name, sku in CPU_SKUS.items() if set(sku.features) <= flags)
+
+
+def target_of(sku: str) -> Target:
+    return Target("cpu", CPU_SKUS[sku])
+
+
+def make_call(
+    op: Op, *inputs: TensorType, outputs: Sequence[TensorType] | None = None, kv: bool = False, ranges: Ranges = RANGES
+) -> KernelCall:
+    """A call with inferred output types (or given ones)."""
+    states = ("kv",) if kv else ()
+    return KernelCall(op, inputs, tuple(outputs or op.infer(*inputs)), states, ranges)
+
+
+@dataclass
+class Compiled:
+    """A kernel ready to run on this machine."""
+
+    call: KernelCall
+    kernel: Kernel
+    target: Target
+    function: Any
+    library: ctypes.CDLL
+
+    def __call__(
+        self,
+        *arrays: np.ndarray | None,
+        step: Inputs | None = None,
+        states: Sequence[np.ndarray] = (),
+        workers: int = 1,
+    ) -> tuple[np.ndarray, ...]:
+        """Outputs for storage arrays. Output and scratch memory starts as 0xFF bytes (NaN in every float type)."""
+        inputs = step or Inputs()
+        symbols = {
+            "T": inputs.num_tokens,
+            "S": 1 if inputs.query_start is None else len(inputs.query_start) - 1,
+            "R": 0 if inputs.logits_rows is None else len(inputs.logits_rows),
+            "C": inputs.row_count,
+        }
+        outputs = [None if t == TOKEN_TYPE else _poisoned(t, symbols) for t in self.call.outputs]
+        size = self.kernel.scratch_bytes(self.call, self.target)
+        scratch = _aligned(size) if size else None
+        operands = [*arrays, *outputs, *states, scratch]
+        pointers = (ctypes.c_void_p * len(operands))(*(None if a is None else a.ctypes.data for a in operands))
+        run_workers(self.function, inputs.step(), pointers, workers)
+        return tuple(o for o in outputs if o is not None)
+
+
+def run_workers(function: Any, step: Step, pointers: Any, count: int) -> None:
+    """Call a kernel from ``count`` threads. A worker that raises or hangs breaks the barrier for all."""
+    barrier = threading.Barrier(count, timeout=60)
+    meet = _BARRIER(lambda _: barrier.wait() and None)
+    workers = [Worker(index=i, count=count, barrier=meet) for i in range(count)]
+    if count == 1:
+        function(ctypes.byref(step), pointers, ctypes.byref(workers[0]))
+        return
+    threads = [
+        threading.Thread(target=function, args=(ctypes.byref(step), pointers, ctypes.byref(w))) for w in workers
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive(), "a worker hangs"
+    assert not barrier.broken, "the workers did not all meet"
+
+
+@functools.lru_cache(maxsize=None)
+def compiled(call: KernelCall, sku: str) -> Compiled:
+    """Select, emit, compile and load."""
+    target = target_of(sku)
+    kernel = KernelRegistry(KERNELS).select(call, target)
+    assert target.sku is not None
+    data = compile_cpu([("kernel", kernel.emit(call, target, "kernel"))], target.sku, cache=ObjectCache())
+    with tempfile.NamedTemporaryFile(suffix=".so") as file:
+        file.write(data)
+        file.flush()
+        library = ctypes.CDLL(file.name)
+    function = library.kernel
+    function.restype = None
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    return Compiled(call, kernel, target, function, library)
+
+
+def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, scale: float = 1.0) -> np.ndarray:
+    return (rng.standard_normal(shape, np.float32) * np.float32(scale)).astype(dtype.numpy)
+
+
+def pack_panel16(w: np.ndarray) -> np.ndarray:
+    """[N, K] -> panel16 storage; written here on its own, as a check of the format's definition."""
+    n, k = w.shape
+    pair = 2 if w.dtype.itemsize == 2 else 1
+    padded = np.zeros((-(-n // 16) * 16, -(-k // pair) * pair), w.dtype)
+    padded[:n, :k] = w
+    split = padded.reshape(-1, 16, padded.shape[1] // pair, pair).transpose(0, 2, 1, 3)
+    return np.ascontiguousarray(split if pair == 2 else split[..., 0])
+
+
+def ulps_or_abs(got: np.ndarray, want: np.ndarray) -> float:
+    """Largest difference relative to the largest magnitude wanted."""
+    g, w = got.astype(np.float64), want.astype(np.float64)
+    return float(np.max(np.abs(g - w)) / max(1e-30, np.max(np.abs(w)))) if w.size else 0.0
+
+
+def bits(array: np.ndarray) -> bytes:
+    return np.ascontiguousarray(array).tobytes()
+
+
+def _poisoned(type_: TensorType, symbols: dict[str, int]) -> np.ndarray:
+    shape = type_.storage_shape(symbols)
+    memory = _aligned(max(1, int(np.prod(shape))) * type_.dtype.itemsize)
+    count = int(np.prod(shape))
+    return memory[: count * type_.dtype.itemsize].view(type_.dtype.numpy).reshape(shape)
+
+
+def _aligned(size: int) -> np.ndarray:
+    memory = np.full(size + 64, 0xFF, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size]
+
+
+__all__ = ["BF16", "F16", "F32", "Compiled", "Inputs", "ml_dtypes"]
