@@ -152,7 +152,8 @@ def log_softmax(x: NDArray[np.float32]) -> NDArray[np.float64]:
     top = wide.max()
     if top == -np.inf:
         return wide
-    return np.asarray(wide - (top + np.log(np.exp(wide - top).sum())))
+    gap = wide - top
+    return np.asarray(gap - np.log(np.exp(gap).sum()))
 
 
 def write_logprobs(out: StepOutputs, row: int, x: NDArray[np.float32], token: int, count: int, width: int) -> None:
