@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pelton import LLM, SamplingParams
+from pelton.inflight_batcher import SchedulerConfig
 
 from .conftest import ESSAY
 
@@ -58,5 +59,5 @@ def test_mates(engine: Path, ids: list[int], alone: tuple[Any, ...], mates: int,
 @pytest.mark.parametrize("chunk", [1, 7, 64, 2048])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_chunks(engine: Path, ids: list[int], alone: tuple[Any, ...], chunk: int, threads: int) -> None:
-    with LLM(engine, threads=threads, max_num_tokens=chunk) as llm:
+    with LLM(engine, threads=threads, scheduler=SchedulerConfig(max_num_tokens=chunk)) as llm:
         assert run(llm, [ids[:130]])[0] == alone

@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from pelton import LLM, SamplingParams
+from pelton.inflight_batcher import SchedulerConfig
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"kv_heads": 1}),
@@ -39,10 +40,10 @@ def model(request: pytest.FixtureRequest, tiny: Callable[..., Path], engines: Ca
     return engines(checkpoint, dtype="float32", max_seq_len=LENGTH), ids, logits
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 2048])
+@pytest.mark.parametrize("chunk", [1, 7, 100])
 def test_logits(model: Any, chunk: int) -> None:
     engine, ids, expected = model
-    with LLM(engine, max_num_tokens=chunk) as llm:
+    with LLM(engine, scheduler=SchedulerConfig(max_num_tokens=chunk)) as llm:
         got = llm.logits(ids)
     error = np.abs(got - expected).max(axis=1) / np.abs(expected).max(axis=1)
     assert error.max() < 1e-4
