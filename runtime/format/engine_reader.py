@@ -196,6 +196,7 @@ class EngineFile:
             self._map.close()
         except BufferError:
             pass  # tensor views are alive; the mapping goes with the last of them
+        self._fd = -1
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -319,8 +320,11 @@ def _open_file(path: Path) -> int:
 
 
 def _read_header(fd: int, *, verify: bool = True) -> Header:
-    file_size = os.fstat(fd).st_size
-    prefix = os.pread(fd, 8, 0)
+    try:
+        file_size = os.fstat(fd).st_size
+    except OSError as error:
+        raise EngineFormatError(f"the file cannot be read: {error.strerror}") from error
+    prefix = _pread(fd, min(8, file_size), 0)
     return parse_header(_pread(fd, header_size(prefix, file_size), 0), file_size, verify=verify)
 
 
@@ -328,7 +332,10 @@ def _pread(fd: int, nbytes: int, offset: int) -> bytes:
     """Exactly these bytes; a file that has become shorter is an error."""
     parts = []
     while nbytes:
-        part = os.pread(fd, min(nbytes, 1 << 30), offset)
+        try:
+            part = os.pread(fd, min(nbytes, 1 << 30), offset)
+        except OSError as error:
+            raise EngineFormatError(f"the file cannot be read: {error.strerror}") from error
         if not part:
             raise EngineFormatError(f"the file ends at byte {offset}, {nbytes} bytes too early: it is truncated")
         parts.append(part)

@@ -48,9 +48,9 @@ class EngineWriter:
                 writer.write_tensor(spec.name, chunks_of(spec))
             writer.fill("golden", vectors(writer.reader()))
 
-    Tensors are written in the order given. On a clean exit the file appears under ``path`` at once; on any exception the
-    temporary file is removed and an older file of that name stays as it was. Equal arguments give equal bytes.
-    Raises BuildError for what cannot be written.
+    Tensors are written in the order given. On a clean exit the file appears under ``path`` at once; on any
+    exception the temporary file is removed and an older file of that name stays as it was. Equal arguments give
+    equal bytes. Raises BuildError for what cannot be written.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class EngineWriter:
         weights = _weights_bytes(tensors)
         tree = bytes(leaf_count(weights) * DIGEST)
         self._set(HASH_TREE, tree, SectionEntry("raw", len(tree), NO_HASH))
+        named: list[tuple[str, str, tuple[int, ...], int]]
         named = [(SECTION + n, "U8", (len(self._stored[n]),), len(self._stored[n])) for n in sorted(self._stored)]
         named += [(t.name, t.dtype.safetensors, t.storage_shape, t.nbytes) for t in tensors]
         self._tensors = dict(place(named))
@@ -294,4 +295,4 @@ def _bytes_of(chunk: np.ndarray[Any, Any] | bytes, spec: TensorSpec) -> memoryvi
         return memoryview(chunk).cast("B")
     if chunk.dtype != spec.dtype.numpy:
         raise BuildError(f"tensor {spec.name!r} is {spec.dtype.value}, and its data came as {chunk.dtype}")
-    return memoryview(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data

@@ -80,9 +80,11 @@ def decode_manifest(data: bytes | str) -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise EngineFormatError(f"the manifest is damaged: {error}; rebuild the engine or copy it again") from error
-    for name in msgspec.structs.fields(Ranges):
-        if getattr(manifest.ranges, name.name) < (0 if name.name == "max_logprobs" else 1):
-            raise EngineFormatError(f"the manifest is damaged: ranges.{name.name} is not positive")
+    if manifest.schema != SCHEMA:
+        raise EngineFormatError(f"the manifest is damaged: it has schema {manifest.schema}, not {SCHEMA}")
+    for field in msgspec.structs.fields(Ranges):
+        if getattr(manifest.ranges, field.name) < (0 if field.name == "max_logprobs" else 1):
+            raise EngineFormatError(f"the manifest is damaged: ranges.{field.name} is not positive")
     keys = [entry.key for entry in manifest.targets]
     if len(set(keys)) != len(keys):
         raise EngineFormatError(f"the manifest is damaged: a target key occurs twice in {keys}")

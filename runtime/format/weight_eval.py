@@ -122,10 +122,10 @@ def evaluate_chunks(expr: WeightExpr, source: TensorSource, chunk_bytes: int = 8
     """
     expr = simplify(expr)
     type_ = expr_type(expr)
-    for leaf in sources(expr):
-        _check_source(leaf, source)
+    check_sources(expr, source)
     layout = type_.layout
     rows = compile_rows(expr.x if isinstance(expr, Pack) else expr, source)
+    names = list(dict.fromkeys(leaf.name for leaf in sources(expr)))
     try:
         if not rows.shape:
             yield rows.read(0, 1)
@@ -136,9 +136,17 @@ def evaluate_chunks(expr: WeightExpr, source: TensorSource, chunk_bytes: int = 8
         step = unit * max(1, chunk_bytes // unit_bytes)
         for start in range(0, count, step):
             yield pack(rows.read(start, min(count, start + step)), layout)
+    except BuildError as error:
+        raise BuildError(f"cannot make a weight from {', '.join(names)}: {error}") from error
     finally:
-        for name in dict.fromkeys(leaf.name for leaf in sources(expr)):
+        for name in names:
             source.release(name)
+
+
+def check_sources(expr: WeightExpr, source: TensorSource) -> None:
+    """Raise CheckpointError unless ``source`` has every tensor of ``expr`` in the shape and type planned for."""
+    for leaf in sources(expr):
+        _check_source(leaf, source)
 
 
 def sources(expr: WeightExpr) -> list[Source]:
