@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import msgspec
 
@@ -241,8 +240,13 @@ def _fixed_clock() -> Iterator[None]:
         def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
             return FIXED_NOW
 
-    with mock.patch.object(module, "datetime", Fixed):
+    names = vars(module)
+    before = names["datetime"]
+    names["datetime"] = Fixed
+    try:
         yield
+    finally:
+        names["datetime"] = before
 
 
 def _generation_config(folder: Path) -> dict[str, Any]:
