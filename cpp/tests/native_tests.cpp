@@ -1,0 +1,294 @@
+// Team, runner, checks and loader without Python: a program that prints one line a test and exits
+// with 1 if any failed. Meant to run under sanitizers (scripts/sanitize).
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "error.h"
+#include "runner.h"
+
+using namespace pelton;
+
+namespace {
+
+int failures = 0;
+
+void expect(bool ok, const char* what, int line) {
+  if (ok) return;
+  std::printf("  line %d: %s\n", line, what);
+  failures++;
+}
+#define EXPECT(condition) expect(condition, #condition, __LINE__)
+
+bool throws(const std::function<void()>& action, const char* message) {
+  try {
+    action();
+  } catch (const Error& error) {
+    if (std::strstr(error.what(), message) != nullptr) return true;
+    std::printf("  unexpected message: %s\n", error.what());
+  }
+  return false;
+}
+
+std::vector<std::byte> read_file(const char* path) {
+  std::ifstream file(path, std::ios::binary);
+  std::vector<char> bytes(std::istreambuf_iterator<char>(file), {});
+  std::vector<std::byte> result(bytes.size());
+  std::memcpy(result.data(), bytes.data(), bytes.size());
+  return result;
+}
+
+std::shared_ptr<CodeObject> tiny_code() {
+  return std::make_shared<CodeObject>(read_file(TINY_KERNELS));
+}
+
+std::shared_ptr<Team> make_team(int workers, int64_t spin_ns = 50'000) {
+  return std::make_shared<Team>(workers, std::vector<int>{}, spin_ns);
+}
+
+Limits limits() {
+  Limits l;
+  l.max_num_tokens = 8;
+  l.max_batch_size = 4;
+  l.max_seq_len = 64;
+  l.max_logits_rows = 8;
+  l.logits_chunk = 3;
+  l.tokens_per_block = 16;
+  l.max_logprobs = 1;
+  l.vocab_size = 10;
+  l.num_slots = 2;
+  l.num_blocks = {8};
+  l.windows = {0};
+  return l;
+}
+
+// Two sequences of two tokens each, and a row for every token.
+struct Step {
+  std::vector<int32_t> ids{1, 2, 3, 4}, positions{0, 1, 20, 21}, starts{0, 2, 4}, slots{0, 1};
+  std::vector<int32_t> rows{0, 1, 2, 3}, row_seq{0, 0, 1, 1}, blocks{0, -1, -1, -1, 1, 2, -1, -1};
+  std::vector<float> zeros = std::vector<float>(4), ones = std::vector<float>(4, 1.0f);
+  std::vector<int32_t> off = std::vector<int32_t>(4, -1), none = std::vector<int32_t>(4);
+  std::vector<int32_t> bias_start = std::vector<int32_t>(5);
+  std::vector<uint64_t> seed = std::vector<uint64_t>(4);
+  std::vector<int32_t> tokens = std::vector<int32_t>(4), ranks = tokens, top_ids = tokens;
+  std::vector<float> logprobs = std::vector<float>(4), top_logprobs = logprobs;
+
+  StepArrays arrays() const {
+    StepArrays a;
+    a.token_ids = ids;
+    a.positions = positions;
+    a.query_start = starts;
+    a.seq_slots = slots;
+    a.logits_rows = rows;
+    a.row_seq = row_seq;
+    a.block_tables = {{blocks.data(), 2, 4}};
+    a.temperature = a.min_p = a.presence_penalty = a.frequency_penalty = zeros;
+    a.top_p = a.repetition_penalty = ones;
+    a.top_k = a.prompt_len = none;
+    a.num_logprobs = a.forced = off;
+    a.seed = seed;
+    a.bias_start = bias_start;
+    return a;
+  }
+
+  StepResults results() { return {tokens, ranks, top_ids, logprobs, top_logprobs, {}}; }
+};
+
+struct Arena {
+  std::vector<int32_t> log = std::vector<int32_t>(1024), cells = std::vector<int32_t>(4096);
+  std::vector<int32_t> errors = std::vector<int32_t>(kMaxWorkers);
+  float weight = 0.5f;
+
+  Argument at(void* memory) const {
+    return {Argument::kMemory, reinterpret_cast<uint64_t>(memory)};
+  }
+};
+
+void team_runs_every_worker() {
+  for (int workers : {1, 2, 3, 8}) {
+    auto team = make_team(workers);
+    std::vector<std::atomic<int>> seen(static_cast<size_t>(workers));
+    for (int turn = 0; turn < 300; ++turn) {
+      team->run(
+          [](void* context, pelton_worker* w) {
+            auto& counts = *static_cast<std::vector<std::atomic<int>>*>(context);
+            counts[static_cast<size_t>(w->index)]++;
+          },
+          &seen);
+    }
+    for (auto& count : seen) EXPECT(count == 300);
+  }
+}
+
+// Plain (not atomic) cells: a barrier that lets two phases overlap is a race that TSan reports.
+void barriers_order_plain_memory() {
+  for (int64_t spin : {int64_t{0}, int64_t{1'000}, int64_t{50'000}}) {
+    struct Shared {
+      int cells[8] = {};
+      int errors[8] = {};
+    } shared;
+    auto team = make_team(3, spin);
+    for (int turn = 0; turn < 100; ++turn) {
+      team->run(
+          [](void* context, pelton_worker* w) {
+            auto& s = *static_cast<Shared*>(context);
+            for (int i = 0; i < 20; ++i) {
+              s.cells[w->index]++;
+              w->barrier(w);
+              for (int k = 0; k < w->count; ++k) s.errors[w->index] += s.cells[k] != s.cells[0];
+              w->barrier(w);
+            }
+          },
+          &shared);
+    }
+    for (int errors : shared.errors) EXPECT(errors == 0);
+    EXPECT(shared.cells[2] == 2000);
+  }
+}
+
+void teams_start_and_stop() {
+  for (int i = 0; i < 100; ++i) make_team(1 + i % 4);
+  EXPECT(throws([] { make_team(0); }, "1 to 64 workers"));
+  EXPECT(throws([] { Team(2, {1 << 20}, 0); }, "there is no CPU"));
+}
+
+void steps_run_on_compiled_kernels() {
+  for (int workers : {1, 2, 3}) {
+    Arena arena;
+    auto code = tiny_code();
+    const auto launch = [&](const char* symbol, std::vector<Argument> arguments, bool barrier) {
+      return LaunchSpec{code->kernel(symbol), std::move(arguments), barrier};
+    };
+    const auto cells = arena.at(arena.cells.data()), errors = arena.at(arena.errors.data());
+    const auto log = arena.at(arena.log.data());
+    Runner runner(make_team(workers), code,
+                  {launch("bump", {cells}, true), launch("check_equal", {cells, errors}, true),
+                   launch("bump_and_check", {cells, errors}, false), launch("log_a", {log}, false),
+                   launch("tail", {arena.at(&arena.weight)}, false)},
+                  3, limits(), {});
+    Step step;
+    for (int i = 0; i < 50; ++i) runner.execute(step.arrays(), step.results());
+    for (int32_t e : arena.errors) EXPECT(e == 0);
+    for (int32_t c : arena.cells) EXPECT(c == 100);
+    EXPECT(arena.log[0] == 100);
+    EXPECT(arena.log[3] == 3 && arena.log[5] == 3 && arena.log[6] == 1);
+    EXPECT((step.tokens == std::vector<int32_t>{2, 3, 4, 5}));
+    EXPECT((step.ranks == std::vector<int32_t>{0, 0, 1, 1}));
+    runner.set_timing(true);
+    runner.execute(step.arrays(), step.results());
+    EXPECT(runner.take_timings().size() == 3 + 2 * 2);
+  }
+}
+
+// One value exchanged at a time, all over the inputs: an error, or a step that runs in bounds.
+void wrong_inputs_are_caught() {
+  Arena arena;
+  auto code = tiny_code();
+  Runner runner(make_team(1), code, {{code->kernel("tail"), {arena.at(&arena.weight)}, true}}, 0,
+                limits(), {});
+  int caught = 0, ran = 0;
+  for (int32_t value : {INT32_MIN, -2, -1, 0, 1, 2, 3, 5, 8, 10, 64, 1 << 20, INT32_MAX}) {
+    for (int field = 0; field < 8; ++field) {
+      for (size_t element = 0; element < 8; ++element) {
+        Step step;
+        std::vector<int32_t>* fields[] = {&step.ids,    &step.positions, &step.starts,
+                                          &step.slots,  &step.rows,      &step.row_seq,
+                                          &step.blocks, &step.bias_start};
+        auto& target = *fields[field];
+        target[element % target.size()] = value;
+        try {
+          runner.execute(step.arrays(), step.results());
+          ran++;
+        } catch (const Error&) {
+          caught++;
+        }
+      }
+    }
+  }
+  EXPECT(caught > 500 && ran > 100);
+}
+
+void blocks_are_copied() {
+  Region memory(8 * 64);
+  for (size_t i = 0; i < memory.nbytes(); ++i) memory.data()[i] = std::byte(i / 64);
+  Runner runner(make_team(1), tiny_code(), {}, 0, limits(), {{0, memory.data(), 64}});
+  const std::vector<int32_t> source{1, 7, 3}, target{2, 7, 0}, outside{8};
+  runner.copy_blocks(0, source, target);
+  EXPECT(memory.data()[2 * 64] == std::byte{1} && memory.data()[63] == std::byte{3});
+  EXPECT(throws([&] { runner.copy_blocks(0, outside, outside); }, "block 8 of 8"));
+  EXPECT(throws([&] { runner.copy_blocks(1, source, target); }, "no KV group 1"));
+}
+
+void two_runners_at_once() {
+  std::vector<std::thread> callers;
+  std::atomic<int> errors{0};
+  for (int i = 0; i < 2; ++i) {
+    callers.emplace_back([&errors] {
+      Arena arena;
+      auto code = tiny_code();
+      const std::vector<Argument> both{arena.at(arena.cells.data()), arena.at(arena.errors.data())};
+      Runner runner(make_team(2), code, {{code->kernel("bump_and_check"), both, true}}, 1, limits(),
+                    {});
+      Step step;
+      for (int k = 0; k < 200; ++k) runner.execute(step.arrays(), step.results());
+      for (int32_t e : arena.errors) errors += e;
+      errors += arena.cells[17] != 200;
+    });
+  }
+  for (auto& caller : callers) caller.join();
+  EXPECT(errors == 0);
+}
+
+void damaged_code_is_refused() {
+  const auto image = read_file(TINY_KERNELS);
+  EXPECT(image.size() > 1000);
+  for (size_t size = 0; size < 400; size += 13) {
+    const std::span<const std::byte> cut(image.data(), size);
+    EXPECT(throws([&] { CodeObject object(cut); }, "code object"));
+  }
+  auto other = image;
+  other[0] = std::byte{0};
+  EXPECT(throws([&] { CodeObject object(other); }, "not an ELF image"));
+  EXPECT(throws([] { tiny_code()->kernel("missing"); }, "no kernel missing"));
+}
+
+void regions_are_aligned_and_zero() {
+  for (size_t size : {size_t{0}, size_t{1}, size_t{5000}, size_t{3} << 20}) {
+    Region region(size);
+    EXPECT(reinterpret_cast<uintptr_t>(region.data()) % (size >= (2 << 20) ? 2 << 20 : 4096) == 0);
+    if (size > 0) {
+      EXPECT(region.data()[0] == std::byte{0} && region.data()[size - 1] == std::byte{0});
+      region.data()[size - 1] = std::byte{1};
+    }
+  }
+  EXPECT(throws([] { Region region(SIZE_MAX); }, "bytes"));
+}
+
+}  // namespace
+
+int main() {
+  const std::pair<const char*, void (*)()> tests[] = {
+      {"team_runs_every_worker", team_runs_every_worker},
+      {"barriers_order_plain_memory", barriers_order_plain_memory},
+      {"teams_start_and_stop", teams_start_and_stop},
+      {"steps_run_on_compiled_kernels", steps_run_on_compiled_kernels},
+      {"wrong_inputs_are_caught", wrong_inputs_are_caught},
+      {"blocks_are_copied", blocks_are_copied},
+      {"two_runners_at_once", two_runners_at_once},
+      {"damaged_code_is_refused", damaged_code_is_refused},
+      {"regions_are_aligned_and_zero", regions_are_aligned_and_zero},
+  };
+  for (const auto& [name, test] : tests) {
+    const int before = failures;
+    test();
+    std::printf("%s %s\n", failures == before ? "ok  " : "FAIL", name);
+    std::fflush(stdout);
+  }
+  return failures == 0 ? 0 : 1;
+}
