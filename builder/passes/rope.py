@@ -57,11 +57,21 @@ def _rotation(s: Sweep, node: Node, tables: dict[tuple[Value, float], list[Value
                     continue
                 table = tables.get((cos.inv_freq, cos.scale))
                 if table is None:
-                    inv_freq = s.view(cos.inv_freq, (cos.inv_freq.type.shape[-1],))
-                    table = s.emit_all(RopeTable(cos.scale), [s.graph.inputs[1], inv_freq])
+                    table = _make_table(s, cos)
                     tables[cos.inv_freq, cos.scale] = table
                 return [s.emit(Rope(_dim(cos)), x, *table)]
     return None
+
+
+def _make_table(s: Sweep, table: _Table) -> list[Value]:
+    """The table's node, at the very front: it depends on positions only, so it can overlap with other work there."""
+    origin, s.origin = s.origin, "rope"
+    late, s.nodes = s.nodes, []
+    inv_freq = s.view(table.inv_freq, (table.inv_freq.type.shape[-1],))
+    made = s.emit_all(RopeTable(table.scale), [s.graph.inputs[1], inv_freq])
+    s.nodes += late
+    s.origin = origin
+    return made
 
 
 def _dim(table: _Table) -> int:

@@ -35,7 +35,7 @@ def _visit(s: Sweep, node: Node) -> list[Value] | None:
     _, heads, dim = q.type.shape
     kv_heads = k.type.shape[1]
     if not (isinstance(heads, int) and isinstance(dim, int) and isinstance(kv_heads, int)):
-        raise GraphError(f"attention at {node.origin!r}: heads and head_dim must be constant, got {q.type} and {k.type}")
+        raise GraphError(f"attention at {node.origin!r}: heads and head_dim must be constant: {q.type}, {k.type}")
     token = s.emit(KVWrite(op.state, kv_heads, dim, DType.F32), k, v)
     attention = PagedAttention(
         state=op.state,

@@ -1,0 +1,92 @@
+"""Move the choice of rows above the final norm and the head: logits are computed for wanted rows only.
+
+From here on the graph is the plan's tail, which runs once for each chunk of C rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...runtime.errors import GraphError
+from ...runtime.format.tensor_type import Dim
+from ..graph import Graph, Node, Value
+from ..ops.base import Op
+from ..ops.elementwise import Binary, Cast, Unary, Where
+from ..ops.fused import GatherRows, RMSNorm
+from ..ops.generic import Concat, Expand, Linear, Reduce, Reshape, Slice, Softmax
+from .rewriting import Sweep
+
+#: Ops that compute each row (T) by itself, so rows can be picked before them.
+_ROW_LOCAL = (Binary, Cast, Unary, Where, Concat, Expand, Linear, Reduce, Reshape, Slice, Softmax, RMSNorm)
+
+
+def apply(graph: Graph) -> int:
+    """Logits [1,T,V] become [C,V]; everything from the final norm on is computed for the C rows."""
+    if len(graph.outputs) != 1:
+        raise GraphError(f"a model has one output, its logits; this graph has {len(graph.outputs)}")
+    logits = graph.outputs[0]
+    tail = _tail(graph, logits)
+    s = Sweep(graph)
+    s.nodes = [node for node in graph.nodes if node not in tail]
+    order = [node for node in graph.nodes if node in tail]
+    rows: dict[Value, Value] = {}
+
+    def picked(value: Value) -> Value:
+        """The wanted rows of a value from before the tail; values without T are the same for every row."""
+        if value not in rows:
+            rows[value] = _gather(s, value) if "T" in value.type.shape else value
+        return rows[value]
+
+    for node in order:
+        s.origin = node.origin
+        outputs = s.emit_all(_for_rows(node.op), [picked(v) for v in node.inputs])
+        rows.update(zip(node.outputs, outputs, strict=True))
+    result = picked(logits)
+    graph.outputs = [s.view(result, ("C", result.type.shape[-1]))]
+    graph.nodes = s.nodes
+    return len(tail) + 1
+
+
+def _tail(graph: Graph, logits: Value) -> set[Node]:
+    """The nodes from the final norm to the logits (from the last linear, if no norm stands there)."""
+    users = graph.users()
+    tail: list[Node] = []
+    best = 0  # how many of the tail's nodes to keep
+    value = logits
+    while value.node is not None and isinstance(value.node.op, _ROW_LOCAL):
+        node = value.node
+        if any(user not in tail for user in users.get(value, [])):
+            break  # read by other work too, which needs all rows
+        tail.append(node)
+        rowwise = [v for v in dict.fromkeys(node.inputs) if "T" in v.type.shape]
+        if isinstance(node.op, RMSNorm):
+            return set(tail)
+        if isinstance(node.op, Linear) and best == 0:
+            best = len(tail)
+        if len(rowwise) != 1:
+            break
+        value = rowwise[0]
+    return set(tail[: best or len(tail)])
+
+
+def _gather(s: Sweep, value: Value) -> Value:
+    """[.., T, H] (leading dims 1) -> rows, with T replaced by C in the same place."""
+    shape = value.type.shape
+    at = shape.index("T")
+    if any(d != 1 for d in shape[:at]):
+        raise GraphError(f"cannot pick rows of %{value.name}: {value.type}: the token axis is not the first")
+    width = 1
+    for dim in shape[at + 1 :]:
+        assert isinstance(dim, int)
+        width *= dim
+    gathered = s.emit(GatherRows(), s.view(value, ("T", width)))
+    return s.view(gathered, _to_rows(shape))
+
+
+def _to_rows(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    return tuple("C" if d == "T" else d for d in shape)
+
+
+def _for_rows(op: Op) -> Op:
+    """The same op with C in place of T."""
+    return replace(op, shape=_to_rows(op.shape)) if isinstance(op, Reshape | Expand) else op
