@@ -37,13 +37,16 @@ def test_results_do_not_depend_on_the_callers_rounding_mode(load):
     assert results.tolist() == [np.float32(1) / np.float32(3)] * 3
 
 
-def team_threads() -> dict[str, set[int]]:
-    """Name -> allowed CPUs of this process's team threads."""
+def team_tasks() -> dict[str, Path]:
+    """Name -> /proc folder of this process's team threads that have begun to run."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
-        name = (task / "comm").read_text().strip()
+        try:
+            name = (task / "comm").read_text().strip()
+        except OSError:
+            continue  # ended meanwhile
         if name.startswith("pelton-"):
-            found[name] = os.sched_getaffinity(int(task.name))
+            found[name] = task
     return found
 
 
@@ -63,16 +66,16 @@ def test_threads_are_named_pinned_and_end_with_the_driver(code):
     driver.allocate((4, 4), 1)
     driver.execute(make_step())
     if len(cpus) > 1:
-        assert team_threads() == {"pelton-1": {cpus[1]}}
+        assert os.sched_getaffinity(int(team_tasks()["pelton-1"].name)) == {cpus[1]}
     assert os.sched_getaffinity(0) == before  # the caller is never bound
     driver.close()
-    assert wait_for(lambda: not team_threads())
+    assert wait_for(lambda: not team_tasks())
 
 
 def test_a_team_larger_than_the_machine_is_not_pinned(code):
     driver = CpuDriver(TinyEngine(code, []), TARGET, threads=len(cpu_list()) + 1)
-    assert wait_for(lambda: len(team_threads()) == len(cpu_list()))
-    assert all(cpus == os.sched_getaffinity(0) for cpus in team_threads().values())
+    assert wait_for(lambda: len(team_tasks()) == len(cpu_list()))
+    assert all(os.sched_getaffinity(int(t.name)) == os.sched_getaffinity(0) for t in team_tasks().values())
     driver.close()
 
 
@@ -118,13 +121,10 @@ def test_beside_busy_threads_on_the_same_cpus(load):
 
 def test_signals_go_to_the_programs_own_threads():
     team = Team(3)
-    blocked = []
-    for task in Path("/proc/self/task").iterdir():
-        if (task / "comm").read_text().startswith("pelton-"):
-            status = (task / "status").read_text()
-            blocked.append(int(status.split("SigBlk:")[1].split()[0], 16))
-    assert len(blocked) == 2
-    assert all(mask & (1 << 1) for mask in blocked)  # SIGINT
+    assert wait_for(lambda: len(team_tasks()) == 2)
+    for task in team_tasks().values():
+        blocked = int((task / "status").read_text().split("SigBlk:")[1].split()[0], 16)
+        assert blocked & (1 << 1)  # SIGINT
     del team
 
 
