@@ -218,8 +218,10 @@ class LLM:
         ids = self.tokenizer.encode(text) if text is not None else cast(TokensPrompt, prompt)["prompt_token_ids"]
         if params.stop_strings and self._open_parts().detokenizer is None:
             raise RequestError("stop: there is no tokenizer, so stop strings cannot be found; use stop_token_ids")
-        request = make_request(self._new_id(), ids, params, self._ranges, self._vocab_size, prompt=text)
-        request.bad_words = self._bad_words(params)
+        bad_words = self._bad_words(params)
+        request = make_request(
+            self._new_id(), ids, params, self._ranges, self._vocab_size, prompt=text, bad_words=bad_words
+        )
         self._loop.scheduler.check_fits(request.stored_tokens)
         return request
 

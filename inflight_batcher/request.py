@@ -81,8 +81,12 @@ def make_request(
     prompt: str | None = None,
     priority: float = DEFAULT_PRIORITY,
     want_logits: bool = False,
+    bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> Request:
-    """Check a prompt and its parameters against the engine's ranges; raises RequestError saying what to change."""
+    """Check a prompt and its parameters against the engine's ranges; raises RequestError saying what to change.
+
+    ``bad_words``: those of the parameters, as token ids.
+    """
     ids = check_tokens(token_ids, vocab_size)
     length = int(ids.shape[0])
     room = ranges.max_seq_len - length
@@ -102,13 +106,14 @@ def make_request(
                 f"{name}: got {asked}, but this engine was built for at most {ranges.max_logprobs}. "
                 f"Ask for fewer, or rebuild the engine with --max-logprobs {asked}"
             )
-    for name in ("logit_bias", "stop_token_ids"):
-        outside = [token for token in getattr(params, name) or () if token >= vocab_size]
+    named = {"logit_bias": params.logit_bias or (), "stop_token_ids": params.stop_token_ids or ()}
+    for name, tokens in (named | {"bad_words": [token for word in bad_words for token in word]}).items():
+        outside = [token for token in tokens if token >= vocab_size]
         if outside:
             raise RequestError(f"{name}: token ids {outside[:4]} are outside the vocabulary of {vocab_size} tokens")
     if not 0.0 <= priority <= 1.0:
         raise RequestError(f"priority: got {priority!r}; allowed: a number between 0 and 1")
-    return Request(request_id, ids, params, wanted, prompt, float(priority), want_logits)
+    return Request(request_id, ids, params, wanted, prompt, float(priority), want_logits, bad_words)
 
 
 def check_tokens(token_ids: Seq[int] | NDArray[np.int32], vocab_size: int) -> NDArray[np.int32]:

@@ -137,7 +137,8 @@ class FakeDriver:
     def check_shapes(self, step: StepInputs) -> None:
         ranges = self.plan.ranges
         tokens, seqs, rows = step.num_tokens, step.num_seqs, step.num_rows
-        assert 1 <= tokens <= ranges.max_num_tokens and 1 <= seqs <= ranges.max_batch_size
+        assert 1 <= tokens <= ranges.max_num_tokens
+        assert 1 <= seqs <= ranges.max_batch_size
         assert rows <= ranges.max_logits_rows
         self.steps.append((tokens, seqs, rows))
         expect = {
@@ -150,21 +151,28 @@ class FakeDriver:
         }
         for name, shape in expect.items():
             array = getattr(step, name)
-            assert array.shape == shape and array.dtype == np.int32 and array.flags.c_contiguous, name
+            assert (array.shape, array.dtype, array.flags.c_contiguous) == (shape, np.int32, True), name
         assert len(step.block_tables) == len(self.plan.kv_groups)
         for table in step.block_tables:
-            assert table.shape == (seqs, ranges.max_blocks_per_seq) and table.dtype == np.int32
+            assert table.shape == (seqs, ranges.max_blocks_per_seq)
+            assert table.dtype == np.int32
             assert table.flags.c_contiguous
-        assert step.query_start[0] == 0 and step.query_start[-1] == tokens and (np.diff(step.query_start) > 0).all()
+        assert step.query_start[0] == 0
+        assert step.query_start[-1] == tokens
+        assert (np.diff(step.query_start) > 0).all()
         assert len(set(step.seq_slots.tolist())) == seqs
-        assert (step.seq_slots >= 0).all() and (step.seq_slots < self.num_slots).all()
+        assert (step.seq_slots >= 0).all()
+        assert (step.seq_slots < self.num_slots).all()
         for s in range(seqs):
             positions = step.positions[step.query_start[s] : step.query_start[s + 1]]
-            assert (np.diff(positions) == 1).all() and positions[0] >= 0 and positions[-1] < ranges.max_seq_len
+            assert (np.diff(positions) == 1).all()
+            assert positions[0] >= 0
+            assert positions[-1] < ranges.max_seq_len
         for r in range(rows):
             s = step.row_seq[r]
             assert step.query_start[s] <= step.logits_rows[r] < step.query_start[s + 1]
-        assert (step.token_ids >= FROM_HISTORY).all() and (step.token_ids < self.plan.vocab_size).all()
+        assert (step.token_ids >= FROM_HISTORY).all()
+        assert (step.token_ids < self.plan.vocab_size).all()
         self.check_sampling(step.sampling, rows)
 
     def check_sampling(self, sampling: SamplingInputs, rows: int) -> None:
@@ -173,13 +181,17 @@ class FakeDriver:
         kinds |= {f"{name}_penalty": np.float32 for name in ("repetition", "presence", "frequency")}
         for name, kind in kinds.items():
             array = getattr(sampling, name)
-            assert array.shape == (rows,) and array.dtype == kind and array.flags.c_contiguous, name
+            assert (array.shape, array.dtype, array.flags.c_contiguous) == ((rows,), kind, True), name
         starts = sampling.bias_start
-        assert starts.shape == (rows + 1,) and starts.dtype == np.int32 and starts[0] == 0
-        assert (np.diff(starts) >= 0).all() and starts[-1] == len(sampling.bias_ids) == len(sampling.bias_values)
+        assert starts.shape == (rows + 1,)
+        assert starts.dtype == np.int32
+        assert starts[0] == 0
+        assert (np.diff(starts) >= 0).all()
+        assert starts[-1] == len(sampling.bias_ids) == len(sampling.bias_values)
         for r in range(rows):
             ids = sampling.bias_ids[starts[r] : starts[r + 1]].tolist()
-            assert len(set(ids)) == len(ids) and all(0 <= i < self.plan.vocab_size for i in ids)
+            assert len(set(ids)) == len(ids)
+            assert all(0 <= i < self.plan.vocab_size for i in ids)
         assert (sampling.num_logprobs <= self.plan.ranges.max_logprobs).all()
 
     # --- the computation ----------------------------------------------------------------------------------------
@@ -230,10 +242,12 @@ class FakeDriver:
             for q in range(position, first - 1, -1):
                 assert table[q // block] >= 0, "attention reads a position without a block"
                 here = cells[table[q // block]][q % block]
-                assert here is not None and here[0] == q, "attention reads a cell that was never stored"
+                assert here is not None, "attention reads a cell that was never stored"
+                assert here[0] == q, "attention reads a stale cell"
                 if q > first:
                     below = cells[table[(q - 1) // block]][(q - 1) % block]
-                    assert below is not None and below[1] == here[2], "attention reads another sequence's cell"
+                    assert below is not None, "attention reads a cell that was never stored"
+                    assert below[1] == here[2], "attention reads another sequence's cell"
             live = {i for i in range(first // block, position // block + 1)}
             stale = [i for i, b in enumerate(table.tolist()) if b >= 0 and i < min(live)]
             first_query = int(step.positions[step.query_start[s]])

@@ -48,7 +48,8 @@ def test_max_utilization_pauses_the_lower_rank_and_restarts_it(second_priority: 
     assert loop.scheduler.running == kept.sequences
     waiting = paused.sequences[0]
     assert loop.scheduler.waiting == [waiting]
-    assert waiting.num_tokens == 51 and waiting.num_computed == 0
+    assert waiting.num_tokens == 51
+    assert waiting.num_computed == 0
     assert 42 + run(loop) == 119
     assert loop.scheduler.num_preemptions == 1
 
@@ -137,7 +138,8 @@ def test_blocks_of_a_prompt_at_position_0() -> None:
     seq = add(loop, "a", range(9), SamplingParams(max_tokens=3)).sequences[0]
     batch = loop.scheduler.schedule()
     assert loop.scheduler.kv.groups[0].blocks(seq.slot) == [0, 1, 2]
-    assert batch.chunks[0].start == 0 and batch.num_tokens == 9
+    assert batch.chunks[0].start == 0
+    assert batch.num_tokens == 9
 
 
 def test_the_last_token_is_never_stored() -> None:
@@ -156,4 +158,5 @@ def test_pool_hands_out_lowest_ids_first_and_counts_holders() -> None:
     pool.check_integrity([0, 1])
     pool.release(0)
     assert [pool.allocate(), pool.allocate()] == [2, 0]
-    assert pool.num_free == 0 and pool.num_used == 3
+    assert pool.num_free == 0
+    assert pool.num_used == 3
