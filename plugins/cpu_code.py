@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
+from pelton.builder.ops.base import Op
 from pelton.builder.target import Target
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.tensor_type import Dim, TensorType
@@ -20,6 +22,23 @@ _CPP = {
     DType.BOOL: "uint8_t",
 }
 _SYMBOLS = {"T": "num_tokens", "S": "num_seqs", "R": "num_rows", "C": "row_count"}
+
+
+AnyOp = TypeVar("AnyOp", bound=Op)
+
+
+def expect(kind: type[AnyOp], op: Op) -> AnyOp:
+    """The op as the type a kernel was registered for."""
+    if not isinstance(op, kind):
+        raise TypeError(f"a kernel for {kind.name} was given {op}")
+    return op
+
+
+def constant(dim: Dim) -> int:
+    """A dim that ``infer`` has already found to be constant."""
+    if isinstance(dim, str):
+        raise TypeError(f"the symbolic dim {dim} must be constant here")
+    return dim
 
 
 def cpp_type(dtype: DType) -> str:
@@ -92,11 +111,13 @@ def refuse_floats(types: Sequence[TensorType]) -> str | None:
 
 
 __all__ = [
+    "constant",
     "cpp_config",
     "cpp_count",
     "cpp_float",
     "cpp_kernel",
     "cpp_type",
+    "expect",
     "refuse_floats",
     "refuse_target",
 ]

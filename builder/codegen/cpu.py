@@ -173,4 +173,6 @@ def _check(data: bytes, symbols: Sequence[str], sku: Sku) -> None:
         )
     missing = {*symbols, "pelton_abi"} - set(info.defined)
     if missing:
-        raise BuildError(f"the kernels for {sku.name} lack {', '.join(sorted(missing))}; an emitter names another symbol")
+        raise BuildError(
+            f"the kernels for {sku.name} lack {', '.join(sorted(missing))}; an emitter names another symbol"
+        )

@@ -1,8 +1,8 @@
 // Dot products of a few rows with panels of 16 outputs, K ascending in one accumulator per output.
 //
 // A policy names the stored type W, the type X in which a row is staged, and one step over kStep
-// values of k. Which policy runs depends on the types and the SKU alone, never on the row count, so a
-// row's result has the same bits in every block shape.
+// values of k. Which policy runs depends on the types and the SKU alone, never on the row count, so
+// a row's result has the same bits in every block shape.
 #pragma once
 #include "vec.h"
 
@@ -18,10 +18,10 @@ struct DotBf16 {
   using X = bf16;
   static constexpr int kStep = 2;
   template <int M, int P>
-  static PELTON_INLINE void step(const X *const (&x)[M], int64_t s, const W *w, int64_t stride,
-                                 F32 (&acc)[M][P]) {
+  static PELTON_INLINE void step(const X* const (&x)[M], int64_t s, const W* const (&w)[P],
+                                 int64_t at, F32 (&acc)[M][P]) {
     __m512bh panel[P];
-    for (int p = 0; p < P; ++p) panel[p] = (__m512bh)_mm512_loadu_si512(w + p * stride);
+    for (int p = 0; p < P; ++p) panel[p] = (__m512bh)_mm512_loadu_si512(w[p] + at);
     for (int m = 0; m < M; ++m) {
       int32_t pair;
       __builtin_memcpy(&pair, x[m] + 2 * s, sizeof pair);
@@ -38,9 +38,9 @@ struct DotPair {
   using W = Stored;
   using X = float;
   static constexpr int kStep = 2;
-  static PELTON_INLINE void widen_pair(const W *w, F32 *even, F32 *odd) {
+  static PELTON_INLINE void widen_pair(const W* w, F32* even, F32* odd) {
     if constexpr (__is_same(W, bf16)) {
-      const I32 raw = load_int(reinterpret_cast<const int32_t *>(w));
+      const I32 raw = load_int(reinterpret_cast<const int32_t*>(w));
       *even = from_bits(shift_left<16>(raw));
       *odd = from_bits(raw & splat_int(static_cast<int32_t>(0xffff0000u)));
     } else {
@@ -48,11 +48,11 @@ struct DotPair {
     }
   }
   template <int M, int P>
-  static PELTON_INLINE void step(const X *const (&x)[M], int64_t s, const W *w, int64_t stride,
-                                 F32 (&acc)[M][P]) {
+  static PELTON_INLINE void step(const X* const (&x)[M], int64_t s, const W* const (&w)[P],
+                                 int64_t at, F32 (&acc)[M][P]) {
     for (int p = 0; p < P; ++p) {
       F32 even, odd;
-      widen_pair(w + p * stride, &even, &odd);
+      widen_pair(w[p] + at, &even, &odd);
       for (int m = 0; m < M; ++m) acc[m][p] = fma(splat(x[m][2 * s]), even, acc[m][p]);
       for (int m = 0; m < M; ++m) acc[m][p] = fma(splat(x[m][2 * s + 1]), odd, acc[m][p]);
     }
@@ -66,10 +66,10 @@ struct DotSingle {
   using X = float;
   static constexpr int kStep = 1;
   template <int M, int P>
-  static PELTON_INLINE void step(const X *const (&x)[M], int64_t s, const W *w, int64_t stride,
-                                 F32 (&acc)[M][P]) {
+  static PELTON_INLINE void step(const X* const (&x)[M], int64_t s, const W* const (&w)[P],
+                                 int64_t at, F32 (&acc)[M][P]) {
     F32 panel[P];
-    for (int p = 0; p < P; ++p) panel[p] = load(w + p * stride);
+    for (int p = 0; p < P; ++p) panel[p] = load(w[p] + at);
     for (int m = 0; m < M; ++m) {
       const F32 value = splat(x[m][s]);
       for (int p = 0; p < P; ++p) acc[m][p] = fma(value, panel[p], acc[m][p]);
@@ -98,21 +98,25 @@ struct DotFor<bf16, true, bf16> {
 };
 #endif
 
-// acc[m][p] = row m . panel p over `steps` steps; panels lie `stride` elements apart. With PREFETCH
-// > 0, the panel is read that many bytes ahead (one sequential stream: use P = 1).
-template <class Dot, int M, int P, int PREFETCH = 0>
-PELTON_INLINE void dot_block(const typename Dot::X *const (&x)[M], const typename Dot::W *w,
-                             int64_t stride, int64_t steps, F32 (&acc)[M][P]) {
-  for (int m = 0; m < M; ++m) {
-    for (int p = 0; p < P; ++p) acc[m][p] = zero();
-  }
-  constexpr int64_t kAdvance = kLanes * Dot::kStep;
+// acc[m][p] += row m . panel p over `steps` steps, ADVANCE stored elements apart in the panel. With
+// PREFETCH > 0, panel 0 is read that many bytes ahead (one sequential stream: use P = 1).
+template <class Dot, int64_t ADVANCE, int PREFETCH = 0, int M, int P>
+PELTON_INLINE void dot_block(const typename Dot::X* const (&x)[M],
+                             const typename Dot::W* const (&w)[P], int64_t steps,
+                             F32 (&acc)[M][P]) {
 #pragma GCC unroll 4
   for (int64_t s = 0; s < steps; ++s) {
     if constexpr (PREFETCH > 0) {
-      __builtin_prefetch(reinterpret_cast<const char *>(w + s * kAdvance) + PREFETCH);
+      __builtin_prefetch(reinterpret_cast<const char*>(w[0] + s * ADVANCE) + PREFETCH);
     }
-    Dot::template step<M, P>(x, s, w + s * kAdvance, stride, acc);
+    Dot::template step<M, P>(x, s, w, s * ADVANCE, acc);
+  }
+}
+
+template <int M, int P>
+PELTON_INLINE void clear(F32 (&acc)[M][P]) {
+  for (int m = 0; m < M; ++m) {
+    for (int p = 0; p < P; ++p) acc[m][p] = zero();
   }
 }
 

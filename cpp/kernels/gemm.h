@@ -41,28 +41,29 @@ struct Gemm {
   // Elements between staged rows: whole cache lines, and never a multiple of 1 KiB (L1 sets).
   static constexpr int64_t kLineElements = 64 / sizeof(X);
   static constexpr int64_t kTight = round_up(kSteps * Dot::kStep, kLineElements);
-  static constexpr int64_t kStride =
-      kDirect ? C::kK : kTight * sizeof(X) % 1024 == 0 ? kTight + kLineElements : kTight;
+  static constexpr int64_t kStride = kDirect                          ? C::kK
+                                     : kTight * sizeof(X) % 1024 == 0 ? kTight + kLineElements
+                                                                      : kTight;
 
-  const In *x;
-  const Compute *weight;
+  const In* x;
+  const Compute* weight;
   const float *norm = nullptr, *bias = nullptr, *residual = nullptr;
-  Out *out;
-  X *scratch = nullptr;
+  Out* out;
+  X* scratch = nullptr;
   int64_t rows;
 
-  PELTON_INLINE Gemm(void *const *args, int64_t row_count) : rows(row_count) {
-    x = static_cast<const In *>(*args++);
-    weight = static_cast<const Compute *>(*args++);
-    if (C::kNorm) norm = static_cast<const float *>(*args++);
-    if (C::kBias) bias = static_cast<const float *>(*args++);
-    if (C::kResidual) residual = static_cast<const float *>(*args++);
-    out = static_cast<Out *>(*args++);
-    if (!kDirect) scratch = static_cast<X *>(*args);
+  PELTON_INLINE Gemm(void* const* args, int64_t row_count) : rows(row_count) {
+    x = static_cast<const In*>(*args++);
+    weight = static_cast<const Compute*>(*args++);
+    if (C::kNorm) norm = static_cast<const float*>(*args++);
+    if (C::kBias) bias = static_cast<const float*>(*args++);
+    if (C::kResidual) residual = static_cast<const float*>(*args++);
+    out = static_cast<Out*>(*args++);
+    if (!kDirect) scratch = static_cast<X*>(*args);
   }
 
   // Steps 1 and 2 for one row: normalise, round to compute, pad with zeros to whole steps.
-  PELTON_INLINE void stage(const In *from, X *to) const {
+  PELTON_INLINE void stage(const In* from, X* to) const {
     const float scale = C::kNorm ? rms_scale(from, C::kK, C::kEps) : 1.0f;
     for (int64_t k = 0; k < C::kK; k += kLanes) {
       const int n = static_cast<int>(smaller<int64_t>(C::kK - k, kLanes));
@@ -78,11 +79,11 @@ struct Gemm {
 
   // Rows ready for the dot products. Few rows: every worker stages all of them for itself. Many:
   // the workers share them out and meet.
-  PELTON_INLINE const X *staged(pelton_worker *worker) const {
+  PELTON_INLINE const X* staged(pelton_worker* worker) const {
     if constexpr (kDirect) {
       return x;
     } else if (rows <= kRedundantRows) {
-      X *own = scratch + worker->index * kRedundantRows * kStride;
+      X* own = scratch + worker->index * kRedundantRows * kStride;
       for (int64_t row = 0; row < rows; ++row) stage(x + row * C::kK, own + row * kStride);
       return own;
     } else {
@@ -98,8 +99,9 @@ struct Gemm {
   // Steps 3 to 8 for 16 outputs of one row. `first` is gate (or all there is), `second` is up.
   PELTON_INLINE void finish(F32 first, F32 second, int64_t unit, int64_t row) const {
     const int64_t column = unit * kLanes;
-    const int n = C::kOut % kLanes == 0 ? kLanes
-                                        : static_cast<int>(smaller<int64_t>(C::kOut - column, kLanes));
+    const int n = C::kOut % kLanes == 0
+                      ? kLanes
+                      : static_cast<int>(smaller<int64_t>(C::kOut - column, kLanes));
     if constexpr (C::kBias) {
       if constexpr (C::kGated) {
         first += load(bias + 2 * column);
@@ -119,12 +121,15 @@ struct Gemm {
 
   // One row block (its rows past the end repeat the last one and are not stored) times P panels.
   template <int M, int P, int PREFETCH>
-  PELTON_INLINE void block(const X *const (&rows_of)[M], int64_t panel, F32 (&acc)[M][P]) const {
-    dot_block<Dot, M, P, PREFETCH>(rows_of, weight + panel * kPanel, kPanel, kSteps, acc);
+  PELTON_INLINE void block(const X* const (&rows_of)[M], int64_t panel, F32 (&acc)[M][P]) const {
+    const Compute* panels[P];
+    for (int p = 0; p < P; ++p) panels[p] = weight + (panel + p) * kPanel;
+    clear(acc);
+    dot_block<Dot, kLanes * Dot::kStep, PREFETCH>(rows_of, panels, kSteps, acc);
   }
   template <int M, int P>
-  __attribute__((noinline)) void tile(const X *ready, int64_t first_row, int64_t unit) const {
-    const X *rows_of[M];
+  __attribute__((noinline)) void tile(const X* ready, int64_t first_row, int64_t unit) const {
+    const X* rows_of[M];
     for (int m = 0; m < M; ++m) rows_of[m] = ready + smaller(first_row + m, rows - 1) * kStride;
     const int count = static_cast<int>(smaller<int64_t>(M, rows - first_row));
     if constexpr (P == 1) {
@@ -132,7 +137,8 @@ struct Gemm {
       block<M, 1, kPrefetch>(rows_of, unit * kUnit, first);
       if constexpr (C::kGated) block<M, 1, kPrefetch>(rows_of, unit * kUnit + 1, second);
       for (int m = 0; m < M; ++m) {
-        if (m < count) finish(first[m][0], C::kGated ? second[m][0] : first[m][0], unit, first_row + m);
+        if (m < count)
+          finish(first[m][0], C::kGated ? second[m][0] : first[m][0], unit, first_row + m);
       }
     } else {
       F32 acc[M][P];
@@ -147,7 +153,7 @@ struct Gemm {
 
   // All tiles of M rows x P panels, panel by panel; this worker does a contiguous part of them.
   template <int M, int P>
-  PELTON_INLINE void run(const X *ready, const pelton_worker *worker) const {
+  PELTON_INLINE void run(const X* ready, const pelton_worker* worker) const {
     constexpr int64_t kGroup = larger<int64_t>(P / kUnit, 1);  // units of one tile
     const int64_t blocks = divide_up(rows, M);
     const Range mine = share(divide_up(kUnits, kGroup) * blocks, worker);
@@ -161,8 +167,8 @@ struct Gemm {
     }
   }
 
-  PELTON_INLINE void operator()(pelton_worker *worker) const {
-    const X *ready = staged(worker);
+  PELTON_INLINE void operator()(pelton_worker* worker) const {
+    const X* ready = staged(worker);
     if (rows <= 1) {
       if (rows == 1) run<1, 1>(ready, worker);
     } else if (rows == 2) {
@@ -178,7 +184,7 @@ struct Gemm {
 };
 
 template <class C>
-PELTON_INLINE void gemm(void *const *args, pelton_worker *worker, int64_t rows) {
+PELTON_INLINE void gemm(void* const* args, pelton_worker* worker, int64_t rows) {
   Gemm<C>(args, rows)(worker);
 }
 

@@ -5,9 +5,10 @@
 
 namespace pelton {
 
-// 1 / sqrt(mean(x^2) + eps) over n values: four partial sums of 16 lanes, combined in a fixed order.
+// 1 / sqrt(mean(x^2) + eps) over n values: four partial sums of 16 lanes, combined in a fixed
+// order.
 template <class T>
-PELTON_INLINE float rms_scale(const T *x, int64_t n, float eps) {
+PELTON_INLINE float rms_scale(const T* x, int64_t n, float eps) {
   F32 part[4] = {zero(), zero(), zero(), zero()};
   int64_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
@@ -26,20 +27,20 @@ PELTON_INLINE float rms_scale(const T *x, int64_t n, float eps) {
 
 // The 16 (or n) normalised values from i on.
 template <class T>
-PELTON_INLINE F32 rms_values(const T *x, const float *weight, float scale, int64_t i, int n) {
+PELTON_INLINE F32 rms_values(const T* x, const float* weight, float scale, int64_t i, int n) {
   return (load_n(x + i, n) * splat(scale)) * load_n(weight + i, n);
 }
 
 // args: x, weight, out. C: In, Out, kN, kEps.
 template <class C>
-PELTON_INLINE void rms_norm(void *const *args, pelton_worker *worker, int64_t rows) {
+PELTON_INLINE void rms_norm(void* const* args, pelton_worker* worker, int64_t rows) {
   using In = typename C::In;
   using Out = typename C::Out;
-  const float *weight = static_cast<const float *>(args[1]);
+  const float* weight = static_cast<const float*>(args[1]);
   const Range mine = share(rows, worker);
   for (int64_t row = mine.begin; row < mine.end; ++row) {
-    const In *x = static_cast<const In *>(args[0]) + row * C::kN;
-    Out *out = static_cast<Out *>(args[2]) + row * C::kN;
+    const In* x = static_cast<const In*>(args[0]) + row * C::kN;
+    Out* out = static_cast<Out*>(args[2]) + row * C::kN;
     const float scale = rms_scale(x, C::kN, C::kEps);
     for (int64_t i = 0; i < C::kN; i += kLanes) {
       const int n = static_cast<int>(smaller<int64_t>(C::kN - i, kLanes));

@@ -193,18 +193,22 @@ PELTON_INLINE void store_half(uint16_t* p, F32 a) {
 }
 
 // 16 pairs of f16, interleaved: lane i of even and odd gets elements 2i and 2i + 1.
-PELTON_INLINE void load_half_pairs(const uint16_t *p, F32 *even, F32 *odd) {
+PELTON_INLINE void load_half_pairs(const uint16_t* p, F32* even, F32* odd) {
   const __m256i order = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
-  const __m256i *q = reinterpret_cast<const __m256i *>(p);
-  const __m256i a = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(_mm256_loadu_si256(q), order), 0xd8);
-  const __m256i b = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(_mm256_loadu_si256(q + 1), order), 0xd8);
+  const __m256i* q = reinterpret_cast<const __m256i*>(p);
+  const __m256i a =
+      _mm256_permute4x64_epi64(_mm256_shuffle_epi8(_mm256_loadu_si256(q), order), 0xd8);
+  const __m256i b =
+      _mm256_permute4x64_epi64(_mm256_shuffle_epi8(_mm256_loadu_si256(q + 1), order), 0xd8);
   *even = {_mm256_cvtph_ps(_mm256_castsi256_si128(a)), _mm256_cvtph_ps(_mm256_castsi256_si128(b))};
-  *odd = {_mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)), _mm256_cvtph_ps(_mm256_extracti128_si256(b, 1))};
+  *odd = {_mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)),
+          _mm256_cvtph_ps(_mm256_extracti128_si256(b, 1))};
 }
 PELTON_INLINE F32 round_f16(F32 a) {
   constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-  return {_mm256_cvtph_ps(_mm256_cvtps_ph(a.lo, kMode)), _mm256_cvtph_ps(_mm256_cvtps_ph(a.hi, kMode))};
+  return {_mm256_cvtph_ps(_mm256_cvtps_ph(a.lo, kMode)),
+          _mm256_cvtph_ps(_mm256_cvtps_ph(a.hi, kMode))};
 }
 
 PELTON_INLINE __m256 low_half(F32 a) { return a.lo; }

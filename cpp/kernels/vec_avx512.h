@@ -109,7 +109,7 @@ PELTON_INLINE void store_half(uint16_t* p, F32 a) {
 }
 
 // 16 pairs of f16, interleaved: lane i of even and odd gets elements 2i and 2i + 1.
-PELTON_INLINE void load_half_pairs(const uint16_t *p, F32 *even, F32 *odd) {
+PELTON_INLINE void load_half_pairs(const uint16_t* p, F32* even, F32* odd) {
   alignas(64) static constexpr uint16_t kOrder[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
                                                       22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
                                                       13, 15, 17, 19, 21, 23, 25, 27, 29, 31};

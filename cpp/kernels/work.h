@@ -10,11 +10,11 @@ struct Range {
 };
 
 // This worker's contiguous part of [0, total), in equal parts give or take one.
-PELTON_INLINE Range share(int64_t total, const pelton_worker *worker) {
+PELTON_INLINE Range share(int64_t total, const pelton_worker* worker) {
   return {total * worker->index / worker->count, total * (worker->index + 1) / worker->count};
 }
 
-PELTON_INLINE void meet(pelton_worker *worker) {
+PELTON_INLINE void meet(pelton_worker* worker) {
   if (worker->count > 1) worker->barrier(worker);
 }
 

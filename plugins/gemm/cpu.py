@@ -10,7 +10,7 @@ from pelton.builder.ops.fused import Gemm
 from pelton.builder.target import Target
 from pelton.runtime.format.dtypes import DType
 
-from ..cpu_code import cpp_config, cpp_count, cpp_kernel, cpp_type, refuse_target
+from ..cpu_code import constant, cpp_config, cpp_count, cpp_kernel, cpp_type, expect, refuse_target
 
 _REDUNDANT_ROWS = 4  # rows that every worker stages for itself (cpp/kernels/gemm.h: kRedundantRows)
 
@@ -29,7 +29,7 @@ class CpuGemm:
         reason = refuse_target(target, self.vector_bits)
         if reason or target.sku is None:
             return reason
-        op = _op(call)
+        op = expect(Gemm, call.op)
         dot = target.sku.dot if op.compute is DType.BF16 else "none"
         if dot != self.dot:
             return f"{op.compute.value} on {target.sku.name} uses dot product {dot!r}, this kernel uses {self.dot!r}"
@@ -40,10 +40,10 @@ class CpuGemm:
         return None
 
     def scratch_bytes(self, call: KernelCall, target: Target) -> int:
-        op = _op(call)
+        op = expect(Gemm, call.op)
         staged = DType.BF16 if self.dot == "avx512_bf16" else DType.F32
         x = call.inputs[0]
-        k = _constant(x.shape[-1])
+        k = constant(x.shape[-1])
         step = 1 if op.compute is DType.F32 else 2
         if op.prologue == "none" and x.dtype == staged == op.compute and k % step == 0:
             return 0
@@ -56,15 +56,15 @@ class CpuGemm:
         return max(MAX_WORKERS * _REDUNDANT_ROWS, rows) * stride
 
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
-        op = _op(call)
+        op = expect(Gemm, call.op)
         x, w = call.inputs[:2]
         activation = "v" if op.activation == "none" else f"pelton::{op.activation}(v)"
         config = cpp_config(
             f"{symbol}_config",
             {"In": cpp_type(x.dtype), "Compute": cpp_type(op.compute), "Out": cpp_type(op.dtype)},
             {
-                "kN": _constant(w.shape[0]),
-                "kK": _constant(w.shape[1]),
+                "kN": constant(w.shape[0]),
+                "kK": constant(w.shape[1]),
                 "kOut": op.out_features,
                 "kNorm": op.prologue == "rms_norm",
                 "kEps": op.eps,
@@ -78,18 +78,6 @@ class CpuGemm:
         )
         rows = cpp_count(x.shape[:-1])
         return cpp_kernel(symbol, "gemm.h", f"pelton::gemm<{symbol}_config>(args, worker, {rows});", config)
-
-
-def _op(call: KernelCall) -> Gemm:
-    if not isinstance(call.op, Gemm):
-        raise TypeError(f"not a gemm: {call.op}")
-    return call.op
-
-
-def _constant(dim: int | str) -> int:
-    if isinstance(dim, str):
-        raise TypeError(f"the symbolic dim {dim} must be constant here")
-    return dim
 
 
 KERNELS: tuple[Kernel, ...] = (

@@ -165,9 +165,7 @@ def run_workers(function: Any, step: Step, pointers: Any, count: int) -> None:
     if count == 1:
         function(ctypes.byref(step), pointers, ctypes.byref(workers[0]))
         return
-    threads = [
-        threading.Thread(target=function, args=(ctypes.byref(step), pointers, ctypes.byref(w))) for w in workers
-    ]
+    threads = [threading.Thread(target=function, args=(ctypes.byref(step), pointers, ctypes.byref(w))) for w in workers]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -176,7 +174,7 @@ def run_workers(function: Any, step: Step, pointers: Any, count: int) -> None:
     assert not barrier.broken, "the workers did not all meet"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def compiled(call: KernelCall, sku: str) -> Compiled:
     """Select, emit, compile and load."""
     target = target_of(sku)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from pelton.builder.kernels import NoKernelError
 from pelton.builder.ops.base import StepContext
 from pelton.builder.ops.fused import Gemm

@@ -1,0 +1,107 @@
+// Writing keys and values into paged state, alone or fused with QK norm and rotation.
+#pragma once
+#include "norm.h"
+#include "pelton/kv_layout.h"
+#include "rope.h"
+#include "vec.h"
+#include "work.h"
+
+namespace pelton {
+
+// Where one head of one token lies. C: Kv (stored type), kKvHeads, kDim, kTokens (per block),
+// kGroup.
+template <class C>
+struct KvPlace {
+  using Kv = typename C::Kv;
+  static constexpr int kPair = __is_same(Kv, bf16) ? 2 : 1;
+  using Layout = KV16<kPair>;
+  static constexpr int64_t kBlock = Layout::block_elems(C::kKvHeads, C::kTokens, C::kDim);
+
+  // The block that holds a position of a sequence, or null if the table has none there.
+  static PELTON_INLINE Kv* block(const pelton_step* step, void* state, int64_t sequence,
+                                 int64_t position) {
+    const int32_t id =
+        step->block_tables[C::kGroup][sequence * step->max_blocks + position / C::kTokens];
+    return id < 0 ? nullptr : static_cast<Kv*>(state) + id * kBlock;
+  }
+  static PELTON_INLINE void write_key(Kv* block, int head, int token, const float* x) {
+    Kv* to = block + Layout::k_index(C::kTokens, C::kDim, head, token, 0);
+    for (int d = 0; d < C::kDim; d += kPair) {
+      for (int j = 0; j < kPair; ++j) to[d * kLanes + j] = round_to<Kv>(x[d + j]);
+    }
+  }
+  static PELTON_INLINE void write_value(Kv* block, int head, int token, const float* x) {
+    Kv* to = block + Layout::v_index(C::kKvHeads, C::kTokens, C::kDim, head, token, 0);
+    for (int d = 0; d < C::kDim; ++d) to[d * kPair] = round_to<Kv>(x[d]);
+  }
+};
+
+// args: k, v, (token), state.
+template <class C>
+PELTON_INLINE void kv_write(const pelton_step* step, void* const* args, pelton_worker* worker) {
+  using Place = KvPlace<C>;
+  const Range mine = share(int64_t{step->num_tokens} * C::kKvHeads, worker);
+  for (int64_t i = mine.begin; i < mine.end; ++i) {
+    const int64_t t = i / C::kKvHeads;
+    const int head = static_cast<int>(i % C::kKvHeads);
+    const int64_t position = step->positions[t];
+    auto* block = Place::block(step, args[3], step->token_seq[t], position);
+    if (block == nullptr) continue;
+    const int slot = static_cast<int>(position % C::kTokens);
+    Place::write_key(block, head, slot, static_cast<const float*>(args[0]) + i * C::kDim);
+    Place::write_value(block, head, slot, static_cast<const float*>(args[1]) + i * C::kDim);
+  }
+}
+
+// args: qkv, cos, sin[, q_norm, k_norm], q, (token), state. C also: Q (type of q), kHeads, kRotary,
+// kInterleaved, kNorm, kEps. One piece of work is one head of one token: queries, keys, values.
+template <class C>
+struct QkvRopeWrite {
+  using Q = typename C::Q;
+  using Place = KvPlace<C>;
+  static constexpr int kAll = C::kHeads + 2 * C::kKvHeads;
+  static constexpr int kOut = C::kNorm ? 5 : 3;
+
+  static PELTON_INLINE void head(const pelton_step* step, void* const* args, int64_t t, int h) {
+    const float* x = static_cast<const float*>(args[0]) + (t * kAll + h) * C::kDim;
+    const int64_t position = step->positions[t];
+    const int slot = static_cast<int>(position % C::kTokens);
+    auto* block = Place::block(step, args[kOut + 2], step->token_seq[t], position);
+    if (h >= C::kHeads + C::kKvHeads) {
+      if (block != nullptr) Place::write_value(block, h - C::kHeads - C::kKvHeads, slot, x);
+      return;
+    }
+    alignas(64) float normed[C::kDim], turned[C::kDim];
+    if constexpr (C::kNorm) {
+      const float* weight = static_cast<const float*>(args[h < C::kHeads ? 3 : 4]);
+      const float scale = rms_scale(x, C::kDim, C::kEps);
+      for (int i = 0; i < C::kDim; ++i) normed[i] = (x[i] * scale) * weight[i];
+      x = normed;
+    }
+    constexpr int64_t kHalf = C::kRotary / 2;
+    rotate<C::kDim, C::kRotary, C::kInterleaved>(x, static_cast<const float*>(args[1]) + t * kHalf,
+                                                 static_cast<const float*>(args[2]) + t * kHalf,
+                                                 turned);
+    if (h < C::kHeads) {
+      Q* q = static_cast<Q*>(args[kOut]) + (t * C::kHeads + h) * C::kDim;
+      for (int i = 0; i < C::kDim; i += kLanes) {
+        const int n = smaller<int>(C::kDim - i, kLanes);
+        store_n(q + i, load_n(turned + i, n), n);
+      }
+    } else if (block != nullptr) {
+      Place::write_key(block, h - C::kHeads, slot, turned);
+    }
+  }
+};
+
+template <class C>
+PELTON_INLINE void qkv_rope_write(const pelton_step* step, void* const* args,
+                                  pelton_worker* worker) {
+  using Work = QkvRopeWrite<C>;
+  const Range mine = share(int64_t{step->num_tokens} * Work::kAll, worker);
+  for (int64_t i = mine.begin; i < mine.end; ++i) {
+    Work::head(step, args, i / Work::kAll, static_cast<int>(i % Work::kAll));
+  }
+}
+
+}  // namespace pelton
