@@ -87,19 +87,23 @@ class Checkpoint:
     def fingerprint(self) -> str:
         """sha256 (hex) of the config and of every tensor's name, type, shape and bytes; streamed, computed once.
 
-        Independent of sharding and of the folder's name.
+        Independent of sharding and of the folder's name. Of a GGUF file: the hash of the file.
         """
         if "fingerprint" not in self._cache:
-            digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
-            for name in sorted(self.source.names()):
-                info = self.source.info(name)
-                digest.update(f"\n{name} {info.dtype.value} {list(info.shape)}\n".encode())
-                data = self.source.read(name).reshape(-1).view("u1")
-                for start in range(0, data.size, _HASH_CHUNK):
-                    digest.update(data[start : start + _HASH_CHUNK])
-                self.source.release(name)
-            self._cache["fingerprint"] = digest.hexdigest()
+            self._cache["fingerprint"] = _file_hash(self.path) if self.path.is_file() else self._content_hash()
         return str(self._cache["fingerprint"])
+
+    def _content_hash(self) -> str:
+        digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
+        for name in sorted(self.source.names()):
+            info = self.source.info(name)
+            digest.update(f"\n{name} {info.dtype.value} {list(info.shape)}\n".encode())
+            flat: Any = self.source.read(name).reshape(-1).view("u1")
+            data = memoryview(flat)
+            for start in range(0, len(data), _HASH_CHUNK):
+                digest.update(data[start : start + _HASH_CHUNK])
+            self.source.release(name)
+        return digest.hexdigest()
 
     def _load_hf_config(self) -> Any:
         from transformers import AutoConfig
@@ -137,6 +141,11 @@ def offline() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
+def _file_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def check_config(where: Path, config: dict[str, Any], trust_remote_code: bool = False) -> None:
     """Contradictions in a config that would otherwise show up deep inside a build."""
     if not isinstance(config.get("model_type"), str):
@@ -151,7 +160,8 @@ def check_config(where: Path, config: dict[str, Any], trust_remote_code: bool = 
         raise UnsupportedModelError(
             f"{where}: weights are quantised already (quant_method {method!r}); give the unquantised checkpoint"
         )
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    nested = config.get("text_config")
+    text: dict[str, Any] = nested if isinstance(nested, dict) else config
     heads, kv_heads = text.get("num_attention_heads"), text.get("num_key_value_heads")
     for key in ("num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size", "num_hidden_layers"):
         value = text.get(key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,14 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
 
-from ..runtime.errors import CheckpointError, GraphError, UnsupportedModelError
+from ..runtime.errors import GraphError, UnsupportedModelError
 from ..runtime.format.dtypes import DType
 from ..runtime.format.plan import KVGroup, StateSpec
 from ..runtime.format.tensor_type import Dim, TensorType
-from ..runtime.format.weight_expr import CastTo, Permute, Reshaped, Source, WeightExpr
 from .checkpoint import Checkpoint
+from .fx_nodes import live_nodes, module_path, op_name, recorded_tensors
 from .graph import Graph, Value
+from .import_weights import Weights
 from .locality import verify_locality
 from .ops.base import Op
 from .ops.elementwise import Cast
@@ -58,9 +60,7 @@ class Importer:
     def __init__(self, traced: TracedModel, checkpoint: Checkpoint) -> None:
         self.graph = Graph()
         self._traced = traced
-        self._checkpoint = checkpoint
-        self._stored = frozenset(checkpoint.source.names())
-        self._weights: dict[WeightExpr, Value] = {}
+        self.weights = Weights(self.graph, checkpoint, traced.parameters)
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
         self._tokens: Any = None  # the sympy symbol of T
         self.origin = ""
@@ -74,6 +74,7 @@ class Importer:
         if not isinstance(logits, Value):
             raise UnsupportedModelError(f"{self._traced.model_type}: the logits do not depend on the tokens")
         self.graph.outputs = [logits]
+        self.weights.check()
         return self.graph
 
     def _inputs(self, program: torch.export.ExportedProgram) -> list[Callable[[], Operand]]:
@@ -88,25 +89,26 @@ class Importer:
             target = str(spec.target)
             if spec.kind == InputKind.USER_INPUT:
                 self._tokens = node.meta["val"].shape[1].node.expr
-                makers.append(lambda value=user.pop(0): self.emit(Reshape((1, "T")), value))  # type: ignore[misc]
+                makers.append(partial(self.emit, Reshape((1, "T")), user.pop(0)))
             elif spec.kind == InputKind.PARAMETER or (spec.kind == InputKind.BUFFER and spec.persistent):
-                makers.append(lambda t=target, n=node: self._weight(t.removeprefix("net."), tuple(n.meta["val"].shape)))  # type: ignore[misc]
+                name, shape = target.removeprefix("net."), tuple(node.meta["val"].shape)
+                makers.append(partial(self.weights.parameter, name, shape))
             else:
-                makers.append(lambda t=target: program.constants[t].detach())  # type: ignore[misc]
+                makers.append(partial(program.constants.__getitem__, target))
         return makers
 
     def _walk(self, module: fx.GraphModule, inputs: Sequence[Callable[[], Operand]]) -> tuple[Operand, ...]:
         """Import a graph's live nodes in order; returns what its output node returns."""
         env: dict[fx.Node, Operand] = {}
         makers = iter(inputs)
-        live = _live_nodes(module.graph)
+        live = live_nodes(module.graph)
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 maker = next(makers)
                 if node in live:
                     env[node] = maker()
             elif node in live:
-                self.origin = _origin(node) or self.origin
+                self.origin = module_path(node) or self.origin
                 resolved = fx.map_arg((node.args, node.kwargs), lambda n: env[n])
                 if node.op == "output":
                     return tuple(resolved[0][0])
@@ -126,7 +128,7 @@ class Importer:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt | torch.SymBool | torch.SymFloat | int | float | bool):
             return self.dim(value)
-        name = _op_name(node)
+        name = op_name(node)
         if name in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
             return self._inline(node, args)
         if name == "getitem":
@@ -147,15 +149,14 @@ class Importer:
     def _inline(self, node: fx.Node, args: tuple[Operand, ...]) -> tuple[Operand, ...]:
         """A region under no_grad or autocast; autocast that is on would change types."""
         position = next(i for i, arg in enumerate(args) if isinstance(arg, fx.GraphModule))
-        if "autocast" in _op_name(node) and args[1]:
+        if "autocast" in op_name(node) and args[1]:
             raise self.refuse(node, "the model switches autocast on")
-        makers: list[Callable[[], Operand]] = [lambda value=value: value for value in args[position + 1 :]]  # type: ignore[misc]
-        return self._walk(args[position], makers)
+        return self._walk(args[position], [partial(_same, value) for value in args[position + 1 :]])
 
     def _fold(self, node: fx.Node, args: tuple[Operand, ...], kwargs: dict[str, Operand]) -> Operand:
         """Compute a node that has only constant operands."""
         value = node.meta.get("val")
-        sizes = [math.prod(v.shape) for v in _tensors(value)]
+        sizes = [math.prod(v.shape) for v in recorded_tensors(value)]
         if any(not isinstance(size, int) or size > _MAX_FOLDED for size in sizes):
             raise self.refuse(node, "a constant is too large to fold")
         target: Any = node.target
@@ -204,23 +205,6 @@ class Importer:
         value = self.value(x, dtype)
         return value if value.type.dtype == dtype else self.emit(Cast(dtype), value)
 
-    def is_weight(self, x: Operand) -> bool:
-        return isinstance(x, Value) and x.kind == "weight"
-
-    def weight_view(
-        self, x: Value, *, axes: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None
-    ) -> Value:
-        """A permuted or reshaped weight, as another expression over the checkpoint."""
-        expr = self.graph.weights[x]
-        if axes is not None:
-            expr = Permute(expr, axes)
-            new = tuple(int(x.type.shape[a]) for a in axes)
-            label = "t" + "".join(map(str, axes))
-        else:
-            assert shape is not None
-            expr, new, label = Reshaped(expr, shape), shape, "v" + "x".join(map(str, shape))
-        return self._add_weight(f"{x.name}.{label}", new, expr)
-
     def dim(self, size: Any) -> Dim:
         """A size that torch recorded -> a constant or "T"."""
         if isinstance(size, torch.SymInt):
@@ -250,10 +234,10 @@ class Importer:
         shapes = ", ".join(
             f"{str(v.dtype).removeprefix('torch.')}[{','.join(self._shape_text(v))}]"
             for arg in node.all_input_nodes
-            for v in _tensors(arg.meta.get("val"))
+            for v in recorded_tensors(arg.meta.get("val"))
         )
         return UnsupportedModelError(
-            f"{self.origin or self._traced.model_type}: {_op_name(node)}({shapes}): {reason}; "
+            f"{self.origin or self._traced.model_type}: {op_name(node)}({shapes}): {reason}; "
             f"the {self._traced.model_type} family needs a handler in builder/import_aten.py or an adapter"
         )
 
@@ -271,13 +255,14 @@ class Importer:
     # -- helpers ----------------------------------------------------------------------------------
 
     def _shape_text(self, value: torch.Tensor) -> list[str]:
-        return ["T" if isinstance(d, torch.SymInt) and d.node.expr == self._tokens else str(d) for d in value.shape]
+        sizes: list[Any] = list(value.shape)
+        return ["T" if isinstance(d, torch.SymInt) and d.node.expr == self._tokens else str(d) for d in sizes]
 
     def _check_type(self, node: fx.Node, result: Operand) -> None:
         """What the handler made must have the dtype and shape that torch says."""
         expected = node.meta["val"]
         results = result if isinstance(result, list | tuple) else [result]
-        for made, val in zip(results, _tensors(expected), strict=True):
+        for made, val in zip(results, recorded_tensors(expected), strict=True):
             shape = tuple(self.dim(size) for size in val.shape)
             dtype = self.dtype(val.dtype)
             if not isinstance(made, Value):
@@ -286,78 +271,12 @@ class Importer:
             elif made.type.shape != shape or made.type.dtype != dtype:
                 raise self.refuse(node, f"imported as {made.type}, but torch has {dtype.value}{list(shape)}")
 
-    def _weight(self, parameter: str, shape: tuple[int, ...]) -> Value:
-        """The weight value of a model parameter; one value for all tied ones."""
-        name = self._stored_name(parameter, shape)
-        info = self._checkpoint.source.info(name)
-        if info.shape != shape:
-            raise CheckpointError(
-                f"{self._checkpoint.path}: tensor {name!r} has shape {list(info.shape)}, but the config makes it {list(shape)}; "
-                "config.json and weights do not belong together"
-            )
-        if not info.dtype.is_float:
-            raise CheckpointError(
-                f"{self._checkpoint.path}: tensor {name!r} is {info.dtype.value}, a float type is needed"
-            )
-        source: WeightExpr = Source(name, info.shape, info.dtype)
-        return self._add_weight(name, shape, source if info.dtype == DType.F32 else CastTo(source, DType.F32))
-
-    def _add_weight(self, name: str, shape: tuple[int, ...], expr: WeightExpr) -> Value:
-        if expr not in self._weights:
-            self._weights[expr] = self.graph.add_weight(name, TensorType(DType.F32, shape), expr)
-        return self._weights[expr]
-
-    def _stored_name(self, parameter: str, shape: tuple[int, ...]) -> str:
-        """Where the checkpoint keeps a parameter. Tied tensors that are stored twice and differ stay apart."""
-        present = [name for name in self._traced.parameters[parameter] if name in self._stored]
-        if not present:
-            raise CheckpointError(
-                f"{self._checkpoint.path}: tensor {parameter!r} {list(shape)} is missing from the weights, which hold "
-                f"{len(self._stored)} tensors; download the checkpoint again"
-            )
-        first = present[0]
-        if parameter in present and parameter != first:
-            read = self._checkpoint.source.read
-            if not np.array_equal(read(parameter), read(first)):
-                return parameter
-        return first
-
 
 _TORCH = {DType.F32: torch.float32, DType.I32: torch.int64, DType.BOOL: torch.bool}
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors of a node's recorded value, in order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [v for v in value if isinstance(v, torch.Tensor)] if isinstance(value, list | tuple) else []
-
-
-def _live_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes that the output depends on."""
-    live: set[fx.Node] = set()
-    stack = [node for node in graph.nodes if node.op == "output"]
-    while stack:
-        node = stack.pop()
-        if node not in live:
-            live.add(node)
-            stack.extend(node.all_input_nodes)
-    return live
-
-
-def _origin(node: fx.Node) -> str:
-    """The innermost module path that a node was traced in."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path = list(stack.values())[-1][0] if stack else ""
-    return str(path).removeprefix("net").removeprefix(".")
-
-
-def _op_name(node: fx.Node) -> str:
-    """The op's name without overload: "add", "attention", "getitem", ..."""
-    target: Any = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return str(target._schema.name).split("::")[1]
-    return str(getattr(target, "__name__", None) or target)
+def _same(value: Operand) -> Operand:
+    return value
 
 
 def _all_constant(operands: Operand) -> bool:
@@ -366,4 +285,4 @@ def _all_constant(operands: Operand) -> bool:
         return all(map(_all_constant, operands))
     if isinstance(operands, dict):
         return all(map(_all_constant, operands.values()))
-    return not isinstance(operands, Value) and operands != "T" if not isinstance(operands, torch.Tensor) else True
+    return not isinstance(operands, Value) and not (isinstance(operands, str) and operands == "T")

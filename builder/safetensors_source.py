@@ -89,7 +89,7 @@ class SafetensorsSource:
         for tensor, shard in weight_map.items():
             if tensor not in shards[shard].entries:
                 raise CheckpointError(
-                    f"{index}: says that tensor {tensor!r} is in {shard}, which does not have it; the shards and the index "
+                    f"{index}: says that tensor {tensor!r} is in {shard}, which does not have it; shards and index "
                     "are from different downloads, so download the checkpoint again"
                 )
         return source
@@ -133,8 +133,8 @@ def _no_weights(folder: Path) -> str:
     pickled = sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
     if pickled:
         return (
-            f"{folder}: the weights are a pickle ({pickled[0].name}), which could run code when read; convert them with "
-            "model.save_pretrained(folder, safe_serialization=True) or download the safetensors version"
+            f"{folder}: the weights are a pickle ({pickled[0].name}), which could run code when read; "
+            "download the safetensors version, or convert them with transformers' save_pretrained"
         )
     return (
         f"{folder}: neither model.safetensors nor model.safetensors.index.json is there; download the checkpoint again"
@@ -194,7 +194,7 @@ def _check_layout(path: Path, entries: dict[str, Entry], base: int, size: int) -
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
         if entry.stop > size:
             raise CheckpointError(
-                f"{path}: tensor {name!r} ends at byte {entry.stop}, but the file has {size}: truncated, download it again"
+                f"{path}: truncated: tensor {name!r} ends at byte {entry.stop}, the file at {size}; download it again"
             )
         if entry.start != position:
             what = "overlaps its neighbour" if entry.start < position else "leaves a gap before it"

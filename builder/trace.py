@@ -25,6 +25,10 @@ from .trace_rope import fix_rope
 
 _EXAMPLE_TOKENS = 13  # any count works; a prime unlikely to equal a model dimension reads best in dumps
 _IMPLEMENTATION = "pelton"
+_NO_ATTENTION = (
+    "the model never calls the library's attention interface, so how its tokens see each other is not understood; "
+    "the family needs an adapter"
+)
 
 
 @dataclass(frozen=True)
@@ -71,17 +75,15 @@ def trace(checkpoint: Checkpoint, *, max_seq_len: int) -> TracedModel:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         model = _empty_model(checkpoint, config)
+        _refuse_by_modules(model)
         names = _tensor_names(model)
         _broadcast_parameters(model)
         notes = fix_rope(model, max_seq_len)
         attention.name_modules(model)
-        program = _export(checkpoint, model)
+        program = _export(checkpoint, model, attention)
     if attention.calls == 0:
-        raise UnsupportedModelError(
-            f"{config.model_type}: the model never calls the library's attention interface, so its attention is not "
-            "understood; it needs an adapter"
-        )
-    return TracedModel(program, names, tuple(notes), max_seq_len, str(config.model_type))
+        raise UnsupportedModelError(f"{config.model_type}: {_NO_ATTENTION}")
+    return TracedModel(program, names, (*notes, *_unused(checkpoint, names)), max_seq_len, str(config.model_type))
 
 
 def _refuse_by_config(checkpoint: Checkpoint, config: Any) -> None:
@@ -97,13 +99,31 @@ def _refuse_by_config(checkpoint: Checkpoint, config: Any) -> None:
         raise UnsupportedModelError(f"{model_type}: transformers has no causal language model of this type")
 
 
+def _refuse_by_modules(model: nn.Module) -> None:
+    """Kinds of layers that are known not to be understood yet."""
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if kind.endswith(("Experts", "SparseMoeBlock", "MoE")):
+            raise UnsupportedModelError(f"{name} ({kind}): mixtures of experts are not supported yet")
+
+
+def _unused(checkpoint: Checkpoint, names: dict[str, tuple[str, ...]]) -> list[str]:
+    """A note when the checkpoint holds tensors that the model has no use for (old rotary buffers aside)."""
+    known = {alias for aliases in names.values() for alias in aliases}
+    unused = [n for n in checkpoint.source.names() if n not in known and not n.endswith("rotary_emb.inv_freq")]
+    if not unused:
+        return []
+    return [f"{len(unused)} tensors of the checkpoint are not part of the model: {', '.join(unused[:5])}"]
+
+
 def _empty_model(checkpoint: Checkpoint, config: Any) -> nn.Module:
     """The model with parameters on the meta device and real buffers, in fp32, ready for inference."""
-    from transformers import AutoModelForCausalLM
+    import transformers
 
+    library: Any = transformers
     try:
         with _parameters_on_meta(), torch.random.fork_rng():
-            model = AutoModelForCausalLM.from_config(
+            model: nn.Module = library.AutoModelForCausalLM.from_config(
                 config,
                 dtype=torch.float32,
                 attn_implementation=_IMPLEMENTATION,
@@ -115,7 +135,7 @@ def _empty_model(checkpoint: Checkpoint, config: Any) -> nn.Module:
         ) from error
     except (TypeError, RuntimeError, AttributeError, ZeroDivisionError) as error:
         raise CheckpointError(f"{checkpoint.path}: no model can be made from the config: {error}") from error
-    return model.eval()  # type: ignore[no-any-return]
+    return model.eval()
 
 
 @contextmanager
@@ -180,12 +200,12 @@ def _library_hooks(attention: AttentionTracer) -> Iterator[None]:
     with (
         mock.patch.dict(ALL_ATTENTION_FUNCTIONS._global_mapping, {name: attention.attend}),
         mock.patch.dict(ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, {name: attention.mask}),
-        mock.patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
+        mock.patch.object(masking_utils, "find_packed_sequence_indices", return_value=None),
     ):
         yield
 
 
-def _export(checkpoint: Checkpoint, model: nn.Module) -> torch.export.ExportedProgram:
+def _export(checkpoint: Checkpoint, model: nn.Module, attention: AttentionTracer) -> torch.export.ExportedProgram:
     """torch.export over a dynamic token count; every failure is a refusal that quotes the reason."""
     tokens = torch.export.Dim("T", min=1)
     ids = torch.zeros(1, _EXAMPLE_TOKENS, dtype=torch.long)
@@ -200,7 +220,16 @@ def _export(checkpoint: Checkpoint, model: nn.Module) -> torch.export.ExportedPr
     except UnsupportedModelError:
         raise
     except Exception as error:  # torch.export fails in many ways; all mean "not understood"
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        model_type = checkpoint.config["model_type"]
+        if attention.calls == 0:
+            raise UnsupportedModelError(f"{model_type}: {_NO_ATTENTION}") from error
         raise UnsupportedModelError(
-            f"{checkpoint.config['model_type']}: the model cannot be traced over a free number of tokens: {first.strip()}"
+            f"{model_type}: the model cannot be traced over a free number of tokens: {_reason(error)}"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The telling lines of an export failure: its first, and the first that lists a particular."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    details = [line for line in lines[1:] if line.startswith("- ")]
+    return " ".join([lines[0], *details[:1]])

@@ -78,7 +78,7 @@ def _query_rows(max_seq_len: int) -> torch.Tensor:
 def _allowed(function: MaskFunction, queries: torch.Tensor, max_seq_len: int, head: int) -> torch.Tensor:
     """The function's value [queries, keys], evaluated in row blocks to bound memory."""
     blocks = []
-    for block in queries.split(16):
+    for block in torch.split(queries, 16):
         value = function(
             torch.zeros(1, 1, dtype=torch.long),
             torch.full((1, 1), head, dtype=torch.long),

@@ -22,14 +22,14 @@ def fix_rope(model: nn.Module, max_seq_len: int) -> list[str]:
         if isinstance(kinds, str):
             if note := _fix(name, module, kinds, None, max_seq_len):
                 notes.append(note)
-                module.rope_type = "default"  # type: ignore[assignment]
+                module.rope_type = "default"
         elif isinstance(kinds, dict):
             fixed = dict(kinds)
             for layer_type, kind in kinds.items():
                 if note := _fix(name, module, kind, layer_type, max_seq_len):
                     notes.append(note)
                     fixed[layer_type] = "default"
-            module.rope_type = fixed  # type: ignore[assignment]
+            module.rope_type = fixed
     return notes
 
 
