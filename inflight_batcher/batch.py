@@ -78,6 +78,8 @@ class _Buffers:
         self.row_seq = np.empty(rows, np.int32)
         self.forced = np.empty(rows, np.int32)
         self.parameters = {name: np.empty(rows, kind) for name, kind in _ROW_PARAMETERS.items()}
+        self.sampling: SamplingInputs | None = None  # of the last step packed here, when it may serve again
+        self.sampling_key = b""
 
 
 class StepArrays:
@@ -86,6 +88,7 @@ class StepArrays:
     def __init__(self, ranges: Ranges, kv: KVCache, num_slots: int, depth: int) -> None:
         self._sets = [_Buffers(ranges, len(kv.groups)) for _ in range(depth)]
         self._turn = 0
+        self._binds = 0  # changes of the parameters of any slot
         self._kv = kv
         self._by_slot = {name: np.zeros(num_slots, kind) for name, kind in _ROW_PARAMETERS.items()}
         self._arange = np.arange(max(ranges.max_seq_len, ranges.max_num_tokens) + 1, dtype=np.int32)
@@ -100,7 +103,8 @@ class StepArrays:
         self._turn = (self._turn + 1) % len(self._sets)
         chunks = batch.chunks
         tokens, seqs, rows = batch.num_tokens, len(chunks), batch.num_rows
-        if tokens == seqs == rows and all(c.samples and c.start >= len(c.seq.known) for c in chunks):
+        decodes = tokens == seqs == rows and all(c.samples and c.start >= len(c.seq.known) for c in chunks)
+        if decodes:
             self._pack_decodes(buffers, chunks)
         else:
             self._pack_mixed(buffers, chunks)
@@ -115,13 +119,14 @@ class StepArrays:
             block_tables=tuple(table[:seqs] for table in buffers.tables),
             logits_rows=buffers.logits_rows[:rows],
             row_seq=buffers.row_seq[:rows],
-            sampling=self._pack_sampling(buffers, batch),
+            sampling=self._decode_sampling(buffers, batch) if decodes else self._pack_sampling(buffers, batch),
             want_logits=any(chunk.num_rows and chunk.seq.request.want_logits for chunk in chunks),
         )
 
     def _bind(self, seq: Sequence) -> None:
         """Note a sequence's parameters under its slot."""
         params, table, slot = seq.request.params, self._by_slot, seq.slot
+        self._binds += 1
         table["temperature"][slot] = params.temperature
         table["top_k"][slot] = max(params.top_k, 0)
         table["top_p"][slot] = params.top_p
@@ -166,8 +171,19 @@ class StepArrays:
             token = end
         buffers.query_start[len(chunks)] = token
 
+    def _decode_sampling(self, buffers: _Buffers, batch: Batch) -> SamplingInputs:
+        """While the same sequences decode step after step, their parameters stay as they were packed."""
+        if any(chunk.seq.rules is not None for chunk in batch.chunks):
+            return self._pack_sampling(buffers, batch)
+        key = b"%d:" % self._binds + buffers.slots[: batch.num_rows].tobytes()
+        if buffers.sampling is None or buffers.sampling_key != key:
+            buffers.sampling = self._pack_sampling(buffers, batch)
+            buffers.sampling_key = key
+        return buffers.sampling
+
     def _pack_sampling(self, buffers: _Buffers, batch: Batch) -> SamplingInputs:
         rows = batch.num_rows
+        buffers.sampling = None
         row_slots = buffers.slots.take(buffers.row_seq[:rows], mode="clip")
         parameters = {}
         for name, table in self._by_slot.items():

@@ -111,7 +111,8 @@ class KVCache:
     def __init__(
         self, groups: Seq[KVGroup], num_blocks: Seq[int], num_slots: int, ranges: Ranges, max_chunk: int
     ) -> None:
-        self.tokens_per_block = ranges.tokens_per_block
+        self._room = [0] * num_slots  # tokens that fit without another block; 0 where a window needs trimming
+        self._block = ranges.tokens_per_block
         self.groups = tuple(
             GroupTable(group, count, num_slots, ranges, max_chunk)
             for group, count in zip(groups, num_blocks, strict=True)
@@ -131,6 +132,8 @@ class KVCache:
         ``known`` (>= end) tokens exist already: a group without a window takes the blocks for all of them at once,
         so that a long prompt is not left halfway; a windowed group takes them chunk by chunk.
         """
+        if known <= self._room[slot]:
+            return True
         missing = []
         for group in self.groups:
             if group.window is not None:
@@ -142,10 +145,13 @@ class KVCache:
         for group, need in zip(self.groups, missing, strict=True):
             if need:
                 group.grow(slot, need)
+        if all(group.window is None for group in self.groups):
+            self._room[slot] = min((group.end[slot] for group in self.groups), default=0) * self._block
         return True
 
     def release(self, slot: int) -> None:
         """Give back all blocks of a slot."""
+        self._room[slot] = 0
         for group in self.groups:
             group.release(slot)
 

@@ -66,7 +66,7 @@ class RequestOutput:
     metrics: RequestMetrics
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenEvent:
     """News of one choice after a step: text and tokens that are new, and why it ended if it did."""
 
@@ -107,7 +107,8 @@ class SequenceValues:
         self._eos = frozenset() if params.ignore_eos else eos
         self._stop_ids = frozenset(params.stop_token_ids or ())
         self._detokenizer = detokenizer
-        self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output)
+        stops = params.stop_strings
+        self._stops = StopStrings(stops, params.include_stop_str_in_output) if stops else None
 
     @property
     def text(self) -> str:
@@ -163,6 +164,8 @@ class SequenceValues:
             self._pieces.append(text)
 
     def _scan(self, text: str, may_stop: bool) -> str:
+        if self._stops is None:
+            return text
         scan = self._stops.push(text, may_stop)
         if scan.matched is not None:
             self.finish_reason, self.stop_reason = "stop", scan.matched
@@ -173,4 +176,6 @@ class SequenceValues:
         if self._detokenizer is None or isinstance(self.stop_reason, str):
             return ""
         text = self._scan(self._detokenizer.flush(), may_stop)
-        return text if isinstance(self.stop_reason, str) else text + self._stops.flush()
+        if self._stops is None or isinstance(self.stop_reason, str):
+            return text
+        return text + self._stops.flush()

@@ -89,7 +89,7 @@ class Scheduler:
         self._free_slots = list(range(self.num_slots - 1, -1, -1))
         self._promised = [0] * len(kv_groups)  # peak blocks of everything that runs
         # The step being planned.
-        self._planned: dict[Sequence, int] = {}
+        self._planned: dict[Sequence, Chunk] = {}
         self._started: list[Sequence] = []
         self._copies: list[BlockCopy] = []
         self._tokens = 0  # still free in the step
@@ -238,10 +238,12 @@ class Scheduler:
 
     def _plan(self, seq: Sequence, count: int) -> None:
         """Put ``count`` tokens of a running sequence into the step, if blocks can be had for them."""
-        if self._reserve(seq, seq.num_computed + count):
-            self._planned[seq] = count
+        start = seq.num_computed
+        if self._reserve(seq, start + count):
+            rows = seq.rows_for(count)
+            self._planned[seq] = Chunk(seq, seq.slot, start, count, rows, seq.samples_at(start + count))
             self._tokens -= count
-            self._rows -= seq.rows_for(count)
+            self._rows -= rows
 
     def _reserve(self, seq: Sequence, end: int) -> bool:
         """Blocks up to ``end``, from lower ranks if need be; False when the sequence itself had to give way."""
@@ -275,22 +277,18 @@ class Scheduler:
             self._promised[index] -= need
 
     def _commit(self) -> Batch:
-        chunks = []
-        num_tokens = num_rows = 0
-        for seq, count in self._planned.items():
-            start = seq.num_computed
-            end = start + count
-            rows = seq.rows_for(count)
-            samples = seq.samples_at(end)
-            chunks.append(Chunk(seq, seq.slot, start, count, rows, samples))
-            num_tokens += count
-            num_rows += rows
+        """Count what was planned as done: from here on the step will be issued."""
+        chunks = list(self._planned.values())
+        tokens = rows = 0
+        for chunk in chunks:
+            seq, end = chunk.seq, chunk.end
+            tokens += chunk.count
+            rows += chunk.num_rows
             seq.num_computed = end
-            seq.num_tokens += samples
-            if seq.score_end:
-                seq.num_scored = max(seq.num_scored, min(end, seq.score_end))
+            seq.num_tokens += chunk.samples
+            seq.num_scored = max(seq.num_scored, min(end, seq.score_end))
             seq.in_flight += 1
-        return Batch(chunks, self._started, self._copies, num_tokens, num_rows)
+        return Batch(chunks, self._started, self._copies, tokens, rows)
 
     def check_integrity(self) -> None:
         """Raise PeltonError when queues, slots, promises or block tables contradict each other."""

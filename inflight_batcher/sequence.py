@@ -77,6 +77,8 @@ class Sequence:
     def rows_for(self, count: int) -> int:
         """Rows of logits that the next ``count`` tokens need."""
         end = self.num_computed + count
+        if self.num_scored >= self.score_end:
+            return int(self.samples_at(end))
         first = max(self.num_scored, self.num_computed)
         return max(0, min(end, self.score_end) - first) + self.samples_at(end)
 

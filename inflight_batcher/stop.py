@@ -29,8 +29,6 @@ class StopStrings:
 
     def push(self, text: str, may_stop: bool) -> StopScan:
         """Take more text. With ``may_stop`` false, stop strings that complete in it are ordinary text."""
-        if not self._stops:
-            return StopScan(text)
         buffer = self._held + text
         match = self._first_match(buffer) if may_stop else None
         if match is not None:
