@@ -33,6 +33,7 @@ SECTION = "section/"
 PAD = "__pad__."
 METADATA = "__metadata__"
 NO_HASH = "0" * 64
+_MAX_EXPANSION = 1040  # deflate cannot do more; a claim beyond it is no reason to allocate anything
 
 _Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
 _Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -186,6 +187,10 @@ def _check_layout(header: Header, file_size: int) -> None:
     if header.file_size != file_size:
         change = "truncated" if file_size < header.file_size else "longer than it says"
         raise EngineFormatError(f"the file is {change}: {file_size} bytes, by its header {header.file_size}")
+    for name, section in header.sections.items():
+        entry_ = header.tensors.get(SECTION + name)
+        if entry_ is not None and section.size > _MAX_EXPANSION * entry_.nbytes:
+            raise EngineFormatError(f"section {name!r} claims {section.size} bytes out of {entry_.nbytes} stored")
     stored = [name.removeprefix(SECTION) for name in header.tensors if name.startswith(SECTION)]
     if sorted(stored) != sorted(header.sections):
         raise EngineFormatError("the sections stored are not those that the header lists")

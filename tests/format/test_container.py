@@ -103,9 +103,15 @@ class Interrupt(BaseException):
 def test_exception_leaves_the_old_file_and_no_temporary(tmp_path: Path, kind: type[BaseException]) -> None:
     out = tmp_path / "e"
     out.write_bytes(b"old")
-    with pytest.raises(kind), EngineWriter(out, manifest(), SPECS, sections()):
-        assert any(name.startswith(".e.tmp-") for name in os.listdir(tmp_path))
-        raise kind
+
+    def stop_midway() -> None:
+        with EngineWriter(out, manifest(), SPECS, sections()) as writer:
+            writer.write_tensor("embed", [storage()["embed"]])
+            assert any(name.startswith(".e.tmp-") for name in os.listdir(tmp_path))
+            raise kind
+
+    with pytest.raises(kind):
+        stop_midway()
     assert os.listdir(tmp_path) == ["e"]
     assert out.read_bytes() == b"old"
 
@@ -143,14 +149,17 @@ def test_no_room_is_noticed_before_writing(tmp_path: Path) -> None:
 
 def test_disk_full_midway_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = storage()
-    with pytest.raises(BuildError, match="No space left .*make room"):
+
+    def full(*arguments: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fill_up() -> None:
         with EngineWriter(tmp_path / "e", manifest(), SPECS, sections()) as writer:
-
-            def full(*arguments: Any) -> int:
-                raise OSError(errno.ENOSPC, "No space left on device")
-
             monkeypatch.setattr(os, "pwrite", full)
             writer.write_tensor("embed", [arrays["embed"]])
+
+    with pytest.raises(BuildError, match="No space left .*make room"):
+        fill_up()
     assert os.listdir(tmp_path) == []
 
 
