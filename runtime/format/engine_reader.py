@@ -5,11 +5,8 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import stat
 import weakref
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
@@ -19,7 +16,8 @@ import numpy as np
 
 from ..errors import EngineFormatError
 from .dtypes import DType
-from .engine_header import PAD, SECTION, Header, header_size, parse_header
+from .engine_header import PAD, SECTION
+from .engine_io import about, decode_section, open_file, pread, read_header
 from .hash_tree import DIGEST, BackgroundVerifier, damaged_leaves, leaf_count
 from .manifest import Manifest, decode_manifest
 from .plan import Plan, decode_plan
@@ -55,7 +53,7 @@ class EngineFile:
         self._finalizer = weakref.finalize(self, os.close, fd)
         self._verify = verify
         self._background: BackgroundVerifier | None = None
-        self._header = _read_header(fd, verify=verify)
+        self._header = read_header(fd, verify=verify)
         #: One string that stands for every byte of the file.
         self.identity = self._header.metadata.root
         self.manifest: Manifest = decode_manifest(self._header.metadata.manifest)
@@ -83,14 +81,14 @@ class EngineFile:
         if trust not in get_args(Trust) or verify_weights not in get_args(VerifyWeights):
             raise ValueError(f"trust={trust!r} or verify_weights={verify_weights!r} is not one of the choices")
         where = Path(path)
-        with _about(where):
-            engine = cls(where, _open_file(where))
+        with about(where):
+            engine = cls(where, open_file(where))
         try:
             if trust == "signed":
                 from .signature import require_signature
 
                 require_signature(where, engine.identity, public_key)
-            with _about(where):
+            with about(where):
                 engine._start_verification(verify_weights, on_problem)
         except BaseException:
             engine.close()
@@ -110,13 +108,13 @@ class EngineFile:
     def section(self, name: str) -> bytes:
         """A section's contents, a private copy whose hash has been checked. Raises EngineFormatError."""
         self.raise_problems()
-        with _about(self.path):
+        with about(self.path):
             return self._section(name)
 
     def plan(self, key: str) -> Plan:
         """The launch plan of a target, decoded and checked for references out of bounds."""
         data = self._target_section("plan", key)
-        with _about(self.path):
+        with about(self.path):
             try:
                 plan = decode_plan(data)
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -156,7 +154,7 @@ class EngineFile:
         """Everything that is wrong with the file, down to single bits; empty for a sound one."""
         found: list[str] = []
         try:
-            header = _read_header(self._fd)
+            header = read_header(self._fd)
             if header.metadata.root != self.identity:
                 found.append("the header has changed since the engine was opened")
         except EngineFormatError as error:
@@ -212,21 +210,10 @@ class EngineFile:
         if entry is None:
             raise EngineFormatError(f"the engine has no section {name!r}; it has: {', '.join(self._header.sections)}")
         offset, nbytes = self._header.location(SECTION + name)
-        stored = _pread(self._fd, nbytes, offset)
+        stored = pread(self._fd, nbytes, offset)
         if self._verify and hashlib.sha256(stored).hexdigest() != entry.sha256:
             raise EngineFormatError(f"section {name!r} is damaged: its hash does not match")
-        if entry.encoding == "raw":
-            data = stored
-        elif entry.encoding == "deflate":
-            data = _inflate(name, stored, entry.size)
-        else:
-            length = int.from_bytes(stored[:8], "little")
-            if len(stored) != entry.size + 8 or length > entry.size or any(stored[8 + length :]):
-                raise EngineFormatError(f"section {name!r} is damaged: its length or padding is wrong")
-            return stored[8 : 8 + length]
-        if len(data) != entry.size:
-            raise EngineFormatError(f"section {name!r} is damaged: {len(data)} bytes where {entry.size} are due")
-        return data
+        return decode_section(name, entry, stored)
 
     def _target_section(self, kind: str, key: str) -> bytes:
         self.raise_problems()
@@ -302,65 +289,5 @@ class EngineFile:
         """Pads before the weights; the others are under the hash tree."""
         for name in self._header.tensors:
             offset, nbytes = self._header.location(name)
-            if name.startswith(PAD) and offset < self._header.weights_start and any(_pread(self._fd, nbytes, offset)):
+            if name.startswith(PAD) and offset < self._header.weights_start and any(pread(self._fd, nbytes, offset)):
                 yield f"the padding at bytes {offset}:{offset + nbytes} is not zero"
-
-
-def _open_file(path: Path) -> int:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise EngineFormatError(
-            f"cannot open the engine: {error.strerror}; check the path and its permissions"
-        ) from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise EngineFormatError("this is not a file; name the .engine file itself")
-    return fd
-
-
-def _read_header(fd: int, *, verify: bool = True) -> Header:
-    try:
-        file_size = os.fstat(fd).st_size
-    except OSError as error:
-        raise EngineFormatError(f"the file cannot be read: {error.strerror}") from error
-    prefix = _pread(fd, min(8, file_size), 0)
-    return parse_header(_pread(fd, header_size(prefix, file_size), 0), file_size, verify=verify)
-
-
-def _pread(fd: int, nbytes: int, offset: int) -> bytes:
-    """Exactly these bytes; a file that has become shorter is an error."""
-    parts = []
-    while nbytes:
-        try:
-            part = os.pread(fd, min(nbytes, 1 << 30), offset)
-        except OSError as error:
-            raise EngineFormatError(f"the file cannot be read: {error.strerror}") from error
-        if not part:
-            raise EngineFormatError(f"the file ends at byte {offset}, {nbytes} bytes too early: it is truncated")
-        parts.append(part)
-        nbytes, offset = nbytes - len(part), offset + len(part)
-    return b"".join(parts)
-
-
-def _inflate(name: str, stored: bytes, size: int) -> bytes:
-    """Inflate at most ``size`` bytes."""
-    stream = zlib.decompressobj()
-    try:
-        data = stream.decompress(stored, size + 1)
-    except zlib.error as error:
-        raise EngineFormatError(f"section {name!r} is damaged: {error}") from error
-    if not stream.eof or stream.unused_data:
-        raise EngineFormatError(f"section {name!r} is damaged: its compressed stream has another length")
-    return data
-
-
-@contextmanager
-def _about(path: Path) -> Iterator[None]:
-    """Put the file's name in front of errors."""
-    try:
-        yield
-    except EngineFormatError as error:
-        if str(error).startswith(f"{path}: "):
-            raise
-        raise EngineFormatError(f"{path}: {error}") from error.__cause__

@@ -117,12 +117,16 @@ def test_exception_leaves_the_old_file_and_no_temporary(tmp_path: Path, kind: ty
 
 
 def test_incomplete_engine_is_not_placed(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="not written yet: 'embed'"):
-        with EngineWriter(tmp_path / "e", manifest(), SPECS, {}):
-            pass
-    with pytest.raises(BuildError, match="never filled: golden"):
-        with EngineWriter(tmp_path / "e", manifest(), [], {}, {"golden": 5}):
-            pass
+    with (
+        pytest.raises(BuildError, match="not written yet: 'embed'"),
+        EngineWriter(tmp_path / "e", manifest(), SPECS, {}),
+    ):
+        pass
+    with (
+        pytest.raises(BuildError, match="never filled: golden"),
+        EngineWriter(tmp_path / "e", manifest(), [], {}, {"golden": 5}),
+    ):
+        pass
     assert os.listdir(tmp_path) == []
 
 
@@ -135,15 +139,19 @@ def test_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(BuildError, match="Permission denied in .*choose a folder you may write to"):
-        with EngineWriter(tmp_path / "e", manifest(), [], {}):
-            pass
+    with (
+        pytest.raises(BuildError, match="Permission denied in .*choose a folder you may write to"),
+        EngineWriter(tmp_path / "e", manifest(), [], {}),
+    ):
+        pass
 
 
 def test_no_room_is_noticed_before_writing(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="MB free; make room"):
-        with EngineWriter(tmp_path / "e", manifest(), [TensorSpec("huge", DType.U8, (1 << 44,))], {}):
-            pass
+    with (
+        pytest.raises(BuildError, match="MB free; make room"),
+        EngineWriter(tmp_path / "e", manifest(), [TensorSpec("huge", DType.U8, (1 << 44,))], {}),
+    ):
+        pass
     assert os.listdir(tmp_path) == []
 
 
@@ -174,9 +182,11 @@ def test_wrong_use_of_the_writer(tmp_path: Path) -> None:
         ("room for 5 bytes, not 6", lambda w: w.fill("golden", b"123456")),
     ]
     for message, use in cases:
-        with pytest.raises(BuildError, match=message):
-            with EngineWriter(tmp_path / "e", manifest(), [spec], {}, {"golden": 5}) as writer:
-                use(writer)
+        with (
+            pytest.raises(BuildError, match=message),
+            EngineWriter(tmp_path / "e", manifest(), [spec], {}, {"golden": 5}) as writer,
+        ):
+            use(writer)
     assert os.listdir(tmp_path) == []
 
 
