@@ -9,8 +9,8 @@ multiply-add, which numpy and every target carry out with the same bits:
   ``scaled_exponentials``. Integer sums do not depend on the order in which they are made, so a kernel
   may sum blocks, bins or lanes. Candidates of weight 0 do not exist.
 * min_p keeps candidates whose probability is at least min_p times the top one's. top_k then keeps the k best by
-  (adjusted logit descending, id ascending). top_p then keeps the shortest prefix, in that order, whose weight is at least
-  top_p (in fp64) times the weight of what top_k left.
+  (adjusted logit descending, id ascending). top_p then keeps the shortest prefix, in that order, whose weight is at
+  least top_p (in fp64) times the weight of what top_k left.
 * The draw takes the first candidate whose cumulative weight exceeds floor(u * total), in id order, or in the order
   above when top_k or top_p is on.
 * A row whose adjusted logits are all -inf gives id 0.
