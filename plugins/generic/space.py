@@ -88,7 +88,7 @@ class Space:
         return Space(tuple(dims), tuple(map(tuple, merged)))
 
     def declare(self, outer_only: bool) -> str:
-        """C++ declarations of ``dims``, ``strides``; ``outer_only`` splits off the last axis as ``length``, ``inner``."""
+        """C++ declarations of dims and strides; ``outer_only`` splits the last axis off as length and inner."""
         dims = list(self.dims[:-1]) if outer_only else list(self.dims)
         strides = [list(s[:-1]) if outer_only else list(s) for s in self.strides]
         if not dims:

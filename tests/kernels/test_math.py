@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+
 from pelton.builder.codegen.cache import ObjectCache
 from pelton.builder.codegen.cpu import compile_cpu
 from pelton.builder.target import CPU_SKUS
@@ -34,7 +35,7 @@ VECTOR = """for (int i = 0, n = step->num_tokens; i < n; i += 16) {{
 SCALAR = "for (int i = 0; i < step->num_tokens; ++i) y[i] = pelton::{f}(x[i]);"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def library(sku: str) -> ctypes.CDLL:
     sources = []
     for f in FUNCTIONS:
