@@ -16,6 +16,7 @@ from ..runtime.errors import BuildError
 from ..runtime.format.container import EngineWriter
 from ..runtime.format.manifest import SCHEMA, Manifest, TargetEntry
 from ..runtime.format.plan import encode_plan
+from ..runtime.format.refit import WEIGHTS, encode_expressions
 from ..runtime.format.weight_eval import evaluate_chunks
 from ..runtime.format.weight_expr import WeightExpr
 from ..runtime.version import VERSION
@@ -164,7 +165,7 @@ def _provenance(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, str]
         "dtype_option": options.dtype,
         "numpy": np.__version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "transformers": transformers.__version__,
     }
 
@@ -206,7 +207,7 @@ def _write(
     tensors = {spec.name: (spec, origin) for low in lowered.values() for spec, origin in low.tensors}
     specs = [spec for spec, _ in tensors.values()]
     weights = {name: origin for name, (_, origin) in tensors.items() if not isinstance(origin, np.ndarray)}
-    sections["weights"] = msgspec.json.encode(weights, order="deterministic")
+    sections[WEIGHTS] = encode_expressions(weights)
     reserve = {"golden": GOLDEN_BYTES} if options.golden else {}
     total = float(sum(spec.nbytes for spec in specs))
     with EngineWriter(out, manifest, specs, sections, reserve) as writer:

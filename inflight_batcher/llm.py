@@ -164,6 +164,11 @@ class LLM:
         return tokenizer
 
     @property
+    def generation_defaults(self) -> Mapping[str, float | int | bool]:
+        """Sampling fields that the checkpoint's generation config names, as they stand there."""
+        return self._open_parts().generation_defaults
+
+    @property
     def loop(self) -> StepLoop:
         """The step loop, for those who schedule by themselves."""
         return self._loop

@@ -21,6 +21,9 @@ VerifyWeights = Literal["background", "before", "off"]
 class TextTokenizer(Protocol):
     """What serving needs of a tokenizer; ``runtime.text.tokenizer.Tokenizer`` is the real one."""
 
+    @property
+    def chat_template(self) -> object | None: ...
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...

@@ -62,7 +62,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _prompt_ids(llm: LLM, text: str, arguments: argparse.Namespace) -> list[int]:
     """The prompt as token ids: through the chat template when the model has one and --raw is not given."""
-    if arguments.raw or not llm.has_chat_template:
+    if arguments.raw or llm.tokenizer.chat_template is None:
         return llm.tokenizer.encode(text)
     messages: list[dict[str, Any]] = [{"role": "user", "content": text}]
     if arguments.system is not None:
