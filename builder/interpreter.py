@@ -18,7 +18,7 @@ from .ops import StepContext
 
 @dataclass
 class Interpreter:
-    """Interprets graphs over one weight source. Weights are evaluated once and kept, so use small models.
+    """Interprets graphs over one weight source. Weights are evaluated once and kept until ``forget_weights``.
 
     ``states`` outlive a call: several steps can be run one after another, as a driver would.
     """
@@ -42,6 +42,10 @@ class Interpreter:
             if spec.kind == "paged_kv":
                 shape = (num_blocks, self.ranges.tokens_per_block, 2, *spec.shape)
             self.states[spec.name] = np.zeros(shape, spec.dtype.numpy)
+
+    def forget_weights(self) -> None:
+        """Free the weights evaluated so far."""
+        self._cache = {}
 
     def run(self, graph: Graph, step: StepInputs) -> tuple[list[np.ndarray], StepOutputs]:
         """One step, all R rows in one chunk: the graph's outputs, and the step outputs that sample filled."""

@@ -21,7 +21,7 @@ from .kernels import Kernel, KernelCall, KernelRegistry
 from .memory_checker import require_sound_memory
 from .memory_planner import Lifetime, plan_memory
 from .ops.base import Op
-from .ops.fused import Sample
+from .ops.fused import KVWrite, PagedAttention, QKVRopeWrite, Sample
 from .ops.generic import Reshape
 from .target import Target
 from .verifier import state_of, where
@@ -45,7 +45,9 @@ def lower(graph: Graph, target: Target, registry: KernelRegistry, ranges: Ranges
 
 def without_state(op: Op) -> Op:
     """The op with its state's name blanked: layers that differ in nothing else share a kernel."""
-    return dataclasses.replace(op, state="") if any(f.name == "state" for f in dataclasses.fields(op)) else op
+    if isinstance(op, KVWrite | PagedAttention | QKVRopeWrite):
+        return dataclasses.replace(op, state="")
+    return op
 
 
 @dataclass
@@ -254,5 +256,3 @@ def _constant_shape(value: Value) -> tuple[int, ...]:
     if len(shape) != value.type.rank:
         raise BuildError(f"weight %{value.name}: {value.type} has a symbolic dim")
     return shape
-
-

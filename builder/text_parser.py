@@ -142,7 +142,7 @@ class _Line:
                 raise GraphError(f"constant %{name} needs {count * dtype.itemsize} bytes, got {len(raw)}")
             data = np.frombuffer(raw, dtype).reshape(shape).copy()
         else:
-            numbers = self.json(list)
+            numbers: list[Any] = self.json(list)
             if len(numbers) != count or not all(isinstance(x, int | float) for x in numbers):
                 raise GraphError(f"constant %{name} needs {count} numbers, got {len(numbers)}")
             data = np.array(numbers, dtype=np.float64 if type_.dtype.is_float else None).astype(dtype).reshape(shape)
@@ -166,7 +166,7 @@ class _Line:
             raise GraphError(f"unknown op {name!r}; known: {', '.join(sorted(OPS))}")
         self.take("(")
         inputs = self.items(self.value, ")")
-        attributes = self.json(dict) if self.peek() == "{" else {}
+        attributes: dict[str, Any] = self.json(dict) if self.peek() == "{" else {}
         origin = self.string() if self.accept("from") else ""
         node = Node(op_from_attributes(name, attributes), inputs, [], origin)
         for output, type_ in declared:
@@ -206,9 +206,9 @@ class _Line:
     def declaration(self) -> tuple[str, TensorType]:
         name = self.name()
         self.take(":")
-        return name, self.type()
+        return name, self.tensor_type()
 
-    def type(self) -> TensorType:
+    def tensor_type(self) -> TensorType:
         dtype = DType(self.take())
         self.take("[")
         shape = tuple(self.items(self.dim, "]"))
@@ -246,8 +246,8 @@ class _Line:
                 return found
             self.take(",")
 
-    def json(self, kind: type[T]) -> T:
-        """A JSON value that starts here."""
+    def json(self, kind: type) -> Any:
+        """A JSON value of this type that starts here."""
         while self.line[self.at : self.at + 1].isspace():
             self.at += 1
         value, self.at = json.JSONDecoder().raw_decode(self.line, self.at)
@@ -264,7 +264,7 @@ class _Line:
         if kind == "source":
             name = self.string()
             self.take(",")
-            type_ = self.type()
+            type_ = self.tensor_type()
             made: WeightExpr = Source(name, type_.max_shape({}), type_.dtype)
             self.take(")")
             return made
@@ -296,7 +296,7 @@ def parse_type(text: str) -> TensorType:
     """The inverse of ``str(TensorType)``; raises GraphError."""
     line = _Line(text, Graph(), {})
     try:
-        found = line.type()
+        found = line.tensor_type()
         line.end()
     except ValueError as error:
         raise GraphError(f"{text[:60]!r} is not a type: {error}") from None

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..runtime.errors import BuildError, GraphError
 from ..runtime.format.dtypes import DType
-from ..runtime.format.tensor_type import LAYOUTS, SYMBOLS, TensorType
+from ..runtime.format.tensor_type import LAYOUTS, SYMBOLS, Dim, TensorType
 from ..runtime.format.weight_eval import expr_type
 from .graph import Graph, Node, Value
 from .ops.fused import KVWrite, PagedAttention, QKVRopeWrite, ResolveTokens, Sample
@@ -136,6 +136,7 @@ def _states(graph: Graph) -> Problems:
             yield f"{where(node)} uses state {name!r}, which does not exist"
             continue
         spec, op = specs[name], node.op
+        wanted: tuple[str, DType, tuple[Dim, ...]]
         match op:
             case QKVRopeWrite() | PagedAttention():
                 wanted = ("paged_kv", op.kv_dtype, (op.kv_heads, op.head_dim))

@@ -40,7 +40,7 @@ def rms_normalised(x: np.ndarray, eps: float) -> Floats:
     """x [...,N] * rsqrt(mean(x^2) + eps), in fp32."""
     values = f32(x)
     mean = np.sum(values * values, axis=-1, keepdims=True, dtype=np.float32) / np.float32(values.shape[-1])
-    return values * (np.float32(1) / np.sqrt(mean + np.float32(eps)))
+    return f32(values * (np.float32(1) / np.sqrt(mean + np.float32(eps))))
 
 
 def softmax(x: np.ndarray, axis: int = -1) -> Floats:

@@ -88,4 +88,5 @@ class Rope(Op):
         return (x,)
 
     def reference(self, ctx: StepContext, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
-        return (rotated(*inputs, rotary_dim=self.rotary_dim, interleaved=self.interleaved),)
+        x, cos, sin = inputs
+        return (rotated(x, cos, sin, self.rotary_dim, self.interleaved),)

@@ -10,7 +10,7 @@ import numpy as np
 from ...runtime.errors import GraphError
 from ...runtime.format.tensor_type import SYMBOLS, Dim, TensorType
 from .base import Op, StepContext, register
-from .checks import constant_dim, element_count, need_count, need_index
+from .checks import constant_dim, element_count, need, need_count, need_index
 from .elementwise import broadcast_shapes
 
 
@@ -35,6 +35,7 @@ class Reshape(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         need_count(self.name, inputs, 1)
+        need(self.name, "x", inputs[0])
         _need_dims(self.name, self.shape)
         before, after = element_count(inputs[0].shape), element_count(self.shape)
         if before != after or len(after[1]) > 1:

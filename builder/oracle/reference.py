@@ -15,6 +15,7 @@ from ...runtime.format.weight_eval import unpack
 from ...runtime.step import StepInputs, StepOutputs
 from ..ops import Op, StepContext, op_from_attributes
 from ..ops.arrays import TOKEN_ARRAY
+from ..ops.fused import KVWrite, PagedAttention, QKVRopeWrite
 from ..text_parser import parse_type
 from .step_check import check_allocation, check_blocks, check_step
 
@@ -144,10 +145,9 @@ class ReferenceDriver:
 
     def _named_state(self, op: Op, launch: Launch) -> Op:
         """Kernels are shared by layers; the launch says which state this one uses."""
-        if not hasattr(op, "state") or not launch.states:
+        if not isinstance(op, KVWrite | PagedAttention | QKVRopeWrite):
             return op
-        name = self.plan.states[launch.states[0].index].name
-        return replace(op, state=name)  # type: ignore[call-arg]
+        return replace(op, state=self.plan.states[launch.states[0].index].name)
 
     def _read(self, operand: Operand, type_: TensorType, context: StepContext) -> np.ndarray:
         if operand.space == "none":

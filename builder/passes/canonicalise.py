@@ -14,15 +14,12 @@ from ..ops.base import Op
 from ..ops.elementwise import Binary, Cast, Unary, Where, broadcast_shapes
 from ..ops.generic import Concat, Expand, MatMul, Reshape, Slice, Transpose
 from .match import producer, scalar, unary
-from .rewriting import Sweep, moves_nothing, sweep
+from .rewriting import Sweep, moves_nothing, until_stable
 
 
 def apply(graph: Graph) -> int:
     """Rewrite until nothing changes; returns how many nodes were replaced."""
-    total = 0
-    while changed := sweep(graph, _visit):
-        total += changed
-    return total
+    return until_stable(graph, _visit)
 
 
 def _visit(s: Sweep, node: Node) -> list[Value] | None:
@@ -181,4 +178,3 @@ _RULES: dict[type[Op], Callable[[Sweep, Node], Value | None]] = {
     Unary: _unary,
     Where: _unexpanded,
 }
-

@@ -28,6 +28,8 @@ def apply(graph: Graph) -> int:
 def _visit(s: Sweep, node: Node) -> list[Value] | None:
     if node.op.has_effect or not node.inputs:
         return None
+    if isinstance(node.op, Binary) and node.op.kind == "add" and node.inputs[1] in s.graph.weights:
+        node.inputs.reverse()  # the weight first
     if all(v.kind == "constant" for v in node.inputs) and _foldable(node):
         results = node.op.reference(_NO_STEP, *(s.graph.constants[v] for v in node.inputs))
         return [s.constant(np.ascontiguousarray(r), v.type) for r, v in zip(results, node.outputs, strict=True)]
@@ -61,6 +63,7 @@ def _weight_expr(graph: Graph, node: Node) -> WeightExpr | None:
         case Cast(dtype=dtype):
             return CastTo(known, dtype)
         case Binary(kind="add") if x.type.dtype == DType.F32 and node.outputs[0].type.shape == x.type.shape:
+            # weights stored as w - 1 (the Gemma norm)
             number = scalar(graph, node.inputs[1])
             return None if number is None else AddScalar(known, number)
     return None
@@ -87,4 +90,3 @@ def _empty_step() -> StepInputs:
 
 #: Ops on constants see no step: constants have no symbolic dims.
 _NO_STEP = StepContext(_empty_step(), {}, {}, 16)
-

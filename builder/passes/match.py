@@ -90,5 +90,3 @@ def is_vector(value: Value, size: Dim) -> bool:
     """Whether ``value`` is a weight or constant with ``size`` elements, all along its last axis."""
     shape = value.type.shape
     return value.kind in ("weight", "constant") and shape[-1:] == (size,) and all(d == 1 for d in shape[:-1])
-
-

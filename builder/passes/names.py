@@ -6,7 +6,7 @@ from os.path import commonprefix
 
 
 def module_name(weight: str) -> str:
-    """"model.layers.0.mlp.down_proj.weight" -> "model.layers.0.mlp.down_proj"."""
+    """The module that holds a parameter: "mlp.down_proj.weight" -> "mlp.down_proj"."""
     return weight.removesuffix(".weight").removesuffix(".bias")
 
 

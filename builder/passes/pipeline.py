@@ -16,6 +16,7 @@ from ..verifier import verify
 from . import (
     canonicalise,
     common_nodes,
+    embedding_scale,
     fold_constants,
     fuse_qkv_rope_write,
     gated_mlp,
@@ -79,6 +80,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("rms_norm", _plain(rms_norm.apply)),
     Pass("rope", _plain(rope.apply)),
     Pass("fold_tables", _plain(fold_constants.apply)),
+    Pass("embedding_scale", _plain(embedding_scale.apply)),
     # Attention in token-major form; its transpositions cancel those that sank.
     Pass("split_attention", _plain(split_attention.apply)),
     Pass("canonicalise_attention", _plain(canonicalise.apply)),

@@ -26,7 +26,7 @@ from ...runtime.format.weight_expr import (
 from ..graph import Graph, Node, Value
 from ..ops.elementwise import Cast
 from ..ops.fused import Embedding, Gemm, KVWrite, PagedAttention, QKVRopeWrite, RMSNorm
-from .rewriting import Sweep, sweep
+from .rewriting import Sweep, derived_weight, sweep
 
 
 def apply(graph: Graph, dtype: DType) -> int:
@@ -77,11 +77,22 @@ def _rounds(reader: Node, value: Value) -> bool:
 
 
 def _convert_weights(graph: Graph, dtype: DType) -> None:
-    """GEMM weights and embedding tables change type in place; vectors stay fp32."""
-    matrices = {n.inputs[1] for n in graph.nodes if isinstance(n.op, Gemm | Embedding)}
-    for value in matrices & graph.weights.keys():
-        value.type = TensorType(dtype, value.type.shape, value.type.layout)
-        graph.weights[value] = in_dtype(graph.weights[value], dtype)
+    """GEMM weights and embedding tables change type in place; vectors stay fp32.
+
+    A table that other work reads too stays as it is, beside a copy in ``dtype`` for the GEMMs.
+    """
+    tables = [n for n in graph.nodes if isinstance(n.op, Gemm | Embedding) and n.inputs[1] in graph.weights]
+    others = {v for n in graph.nodes for i, v in enumerate(n.inputs) if n not in tables or i != 1}
+    for value in dict.fromkeys(n.inputs[1] for n in tables):
+        type_ = TensorType(dtype, value.type.shape, value.type.layout)
+        expr = in_dtype(graph.weights[value], dtype)
+        if value not in others:
+            value.type, graph.weights[value] = type_, expr
+            continue
+        converted = derived_weight(graph, value.name, type_, expr)
+        for node in tables:
+            if node.inputs[1] is value:
+                node.inputs[1] = converted
 
 
 def in_dtype(expr: WeightExpr, dtype: DType) -> WeightExpr:

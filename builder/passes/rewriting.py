@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from ...runtime.errors import GraphError
 from ...runtime.format.tensor_type import Dim, TensorType
 from ...runtime.format.weight_expr import WeightExpr
 from ..graph import Graph, Node, Value
@@ -84,6 +85,20 @@ class Sweep:
 def sweep(graph: Graph, visit: Callable[[Sweep, Node], list[Value] | None]) -> int:
     """Rewrite ``graph`` in place: ``visit`` returns the values that replace a node's outputs, or None to keep it."""
     return Sweep(graph).run(visit)
+
+
+def until_stable(graph: Graph, visit: Callable[[Sweep, Node], list[Value] | None]) -> int:
+    """Sweep until nothing changes; returns how many nodes were replaced. Raises GraphError if that never happens."""
+    total = 0
+    for _ in range(_MOST_SWEEPS):
+        changed = sweep(graph, visit)
+        total += changed
+        if not changed:
+            return total
+    raise GraphError(f"rewriting did not settle in {_MOST_SWEEPS} sweeps; please report this with the --dump-ir folder")
+
+
+_MOST_SWEEPS = 100  # real graphs need 2 to 5
 
 
 def moves_nothing(shape: tuple[Dim, ...], axes: tuple[int, ...]) -> bool:

@@ -9,17 +9,14 @@ from ..ops.base import Op
 from ..ops.elementwise import Binary, Cast, Unary, Where
 from ..ops.fused import Embedding
 from ..ops.generic import Concat, Expand, Linear, MatMul, Reduce, Slice, Softmax, Transpose
-from .rewriting import Sweep, sweep
+from .rewriting import Sweep, until_stable
 
 _ELEMENTWISE = (Binary, Cast, Unary, Where)
 
 
 def apply(graph: Graph) -> int:
     """Each op on [1,...] becomes the op on [...] between two views; neighbouring views cancel."""
-    total = 0
-    while changed := sweep(graph, _visit):
-        total += changed
-    return total
+    return until_stable(graph, _visit)
 
 
 def _visit(s: Sweep, node: Node) -> list[Value] | None:

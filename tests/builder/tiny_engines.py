@@ -49,7 +49,7 @@ class TinyEngine:
         return ReferenceDriver(self.lowered.plan, self.tensors.__getitem__)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def tiny_checkpoint(family: str, **settings: object) -> Checkpoint:
     folder = Path(tempfile.mkdtemp(prefix="pelton-tiny-"))
     return Checkpoint.open(make_tiny(family, folder, **settings))  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def imported(family: str, **settings: object) -> Graph:
     return import_graph(trace(checkpoint, max_seq_len=RANGES.max_seq_len), checkpoint)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def tiny_engine(family: str, precision: DType = DType.F32, **settings: object) -> TinyEngine:
     """A tiny model, optimised and lowered for the reference target."""
     checkpoint = tiny_checkpoint(family, **settings)
