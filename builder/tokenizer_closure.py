@@ -226,7 +226,7 @@ def _chat_vectors(original: Any) -> Iterator[ChatVector]:
                 rendered, ids = None, []
             else:
                 ids = original.encode(rendered, add_special_tokens=False)
-            text = json.dumps(arguments, ensure_ascii=False, sort_keys=True)
+            text = json.dumps(arguments, ensure_ascii=False)  # templates show the order of keys
             yield ChatVector(conversation=text, rendered=rendered, ids=tuple(ids))
 
 

@@ -14,7 +14,7 @@ from .sandbox import Budget, ChatEnvironment, Limits, TemplateRefusal, spending
 
 MAX_SOURCE = 1 << 20  # characters
 _TEMPLATE_FILE = "<template>"  # Jinja's name for a template without a file, in tracebacks
-_CONTINUE_MARK = "PELTON CONTINUES HERE "
+_CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # the same as in transformers, should a template transform it
 # Names under which a message may carry its reasoning; templates read the first, gpt-oss kinds the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 

@@ -53,7 +53,7 @@ class Limits:
 
     steps: int = 1_000_000
     chars: int = 16_000_000
-    elements: int = 2_000_000
+    elements: int = 1_000_000
     seconds: float = 10.0
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +26,7 @@ class Tokenizer:
         self.section = section
         try:
             self._backend = Backend.from_str(section.tokenizer)
-            decoder = json.loads(section.tokenizer).get("decoder")
+            decoder = self._backend.decoder and json.loads(self._backend.decoder.__getstate__())
         except Exception as error:  # the library raises bare Exception
             raise TokenizerError(
                 f"the tokenizers library cannot read the engine's tokenizer (from {section.source}): {error}; "
@@ -84,7 +85,8 @@ class Tokenizer:
             RequestError: ``text`` is not a string, or holds half a surrogate pair.
         """
         try:
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            with _no_panic(f"encode {_shown(text)}"):
+                return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except TypeError as error:
             raise RequestError(
                 f"cannot encode {_shown(text)}: the text must be a string of whole characters"
@@ -115,7 +117,8 @@ class Tokenizer:
         """
         wanted = list(ids)
         try:
-            text = str(self._backend.decode(wanted, skip_special_tokens=skip_special_tokens))
+            with _no_panic(f"decode {_shown(wanted)}"):
+                text = str(self._backend.decode(wanted, skip_special_tokens=skip_special_tokens))
         except (OverflowError, TypeError) as error:
             culprit = next((i for i in wanted if not _is_id(i)), wanted)
             raise RequestError(f"cannot decode token id {culprit!r}: ids are integers from 0 to {_MAX_ID}") from error
@@ -151,6 +154,17 @@ class Tokenizer:
             return special.encode("utf-8")
         token = self.id_to_token(token_id)
         return b"" if token is None else self.stream_plan.piece(token)
+
+
+@contextmanager
+def _no_panic(what: str) -> Iterator[None]:
+    """A panic of the library's Rust code is no Exception in Python and would end a server."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(f"the tokenizers library panicked when it had to {what}: {error}") from error
 
 
 def _is_id(value: object) -> bool:
