@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pelton.runtime.errors import EngineFormatError
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.manifest import TargetEntry
 from pelton.runtime.format.plan import (
@@ -61,6 +62,7 @@ class TinyEngine:
 
     def __init__(self, code: bytes, head: Sequence[str], tail: Sequence[str] = (), **changes: Any) -> None:
         self.image = code
+        self.problem = ""
         self.weight = np.array([0.25], np.float32)
         buffers = (
             Buffer(name="log", dtype=DType.I32, shape=(1024,), offset=0, nbytes=4096),
@@ -113,6 +115,10 @@ class TinyEngine:
 
     def tensor(self, name: str) -> np.ndarray:
         return self.weight
+
+    def raise_problems(self) -> None:
+        if self.problem:
+            raise EngineFormatError(self.problem)
 
     def read(self, driver: Any, name: str) -> np.ndarray:
         """An arena buffer of a driver that runs this engine, as int32."""

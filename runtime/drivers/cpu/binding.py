@@ -1,17 +1,17 @@
-"""From a plan's tables to sizes and addresses, and the checks that make a plan safe to bind."""
+"""From a plan's tables to sizes, limits and addresses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...._core import Limits, NativeError, Region
 from ...errors import DriverError
-from ...format.plan import STEP_INPUTS, Operand, Plan, StateSpec, WeightRef
+from ...format.plan import Plan, StateSpec, WeightRef
 from ...format.tensor_type import TensorType
 
 ALIGNMENT = 64  # bytes: every operand starts on a cache line
@@ -20,11 +20,21 @@ ALIGNMENT = 64  # bytes: every operand starts on a cache line
 class EngineSections(Protocol):
     """What the driver reads of an engine (``EngineFile`` has it)."""
 
-    def plan(self, key: str) -> Plan: ...
+    def plan(self, key: str) -> Plan:
+        """The target's plan, all of its references within its own tables and arena."""
+        ...
 
-    def code(self, key: str) -> memoryview: ...
+    def code(self, key: str) -> memoryview:
+        """The target's code object, whose hash has been checked."""
+        ...
 
-    def tensor(self, name: str) -> NDArray[np.generic]: ...
+    def tensor(self, name: str) -> NDArray[Any]:
+        """A tensor's storage, valid as long as the array lives."""
+        ...
+
+    def raise_problems(self) -> None:
+        """Raise EngineFormatError if weights were found damaged since the engine was opened; costs next to nothing."""
+        ...
 
 
 @contextmanager
@@ -36,30 +46,14 @@ def native_errors(doing: str) -> Iterator[None]:
         raise DriverError(f"{doing}: {error}") from None
 
 
-def check_plan(plan: Plan) -> None:
-    """Raise DriverError if a launch names something that the plan lacks, or memory outside the arena."""
-    sizes = {
-        "buffer": len(plan.buffers),
-        "weight": len(plan.weights),
-        "state": len(plan.states),
-        "input": len(STEP_INPUTS),
-        "none": 1,
-    }
-    for number, launch in enumerate(plan.launches):
-        scratch = (Operand("buffer", launch.scratch),) if launch.scratch >= 0 else ()
-        for operand in (*launch.inputs, *launch.outputs, *launch.states, *scratch):
-            if not 0 <= operand.index < sizes[operand.space]:
-                raise DriverError(f"plan: launch {number} ({launch.origin}) names {operand.space} {operand.index}")
-        if not 0 <= launch.kernel < len(plan.kernels):
-            raise DriverError(f"plan: launch {number} ({launch.origin}) names kernel {launch.kernel}")
-    for buffer in plan.buffers:
-        if buffer.offset < 0 or buffer.offset % ALIGNMENT or not 0 <= buffer.nbytes <= plan.arena_bytes - buffer.offset:
-            raise DriverError(f"plan: buffer {buffer.name} lies outside the arena, or off its {ALIGNMENT}-byte grid")
+def check_states(plan: Plan) -> None:
+    """Raise DriverError for a state that this driver cannot hold."""
     for state in plan.states:
-        if state.kind == "paged_kv" and (state.layout != "kv16" or not 0 <= state.group < len(plan.kv_groups)):
-            raise DriverError(f"plan: state {state.name} has layout {state.layout}, KV group {state.group}")
-    if not 0 <= plan.tail_start <= len(plan.launches):
-        raise DriverError(f"plan: tail_start {plan.tail_start} of {len(plan.launches)} launches")
+        if state.kind == "paged_kv" and (state.layout != "kv16" or len(state.shape) != 2):
+            raise DriverError(
+                f"plan: KV state {state.name} has layout {state.layout!r} and shape {state.shape}; the cpu driver "
+                'knows "kv16" with (kv_heads, head_dim); rebuild the engine with this version of pelton'
+            )
 
 
 def block_bytes(spec: StateSpec, plan: Plan) -> int:

@@ -12,7 +12,7 @@ from ...errors import DriverError
 from ...format.manifest import TargetEntry
 from ...format.plan import Launch, Operand
 from ...step import StepInputs, StepOutputs
-from .binding import EngineSections, Weights, block_bytes, check_plan, limits, native_errors, state_bytes
+from .binding import EngineSections, Weights, block_bytes, check_states, limits, native_errors, state_bytes
 from .threads import CLAIMS, cpu_list, default_threads
 
 #: Argument kinds of the native runner (cpp/runtime/runner.h): an address, or _INPUT + index in STEP_INPUTS.
@@ -52,12 +52,13 @@ class CpuDriver:
         pin: bool = True,
     ) -> None:
         self.plan = engine.plan(target.key)
-        check_plan(self.plan)
+        check_states(self.plan)
         with native_errors(f"target {target.key}"):
             code = CodeObject(engine.code(target.key))
             for spec in self.plan.kernels:
                 code.kernel(spec.symbol)
             self._bound: _Bound | None = _Bound(
+                engine,
                 code,
                 Weights(engine, self.plan.weights, copy=weights == "copy"),
                 Region(self.plan.arena_bytes),
@@ -101,8 +102,12 @@ class CpuDriver:
         return sum(block_bytes(s, self.plan) for s in self.plan.states if s.kind == "paged_kv" and s.group == group)
 
     def execute(self, inputs: StepInputs) -> FinishedStep:
-        """Run a step. Raises DriverError, with nothing run, if the inputs do not fit the plan or the state."""
+        """Run a step. Raises DriverError, with nothing run, if the inputs do not fit the plan or the state.
+
+        Raises EngineFormatError if the check of the weights, which goes on in the background, has found damage.
+        """
         runner = self._ready()
+        self._alive().engine.raise_problems()
         rows, best = inputs.num_rows, self.plan.ranges.max_logprobs
         outputs = StepOutputs(
             tokens=np.full(rows, -1, np.int32),
@@ -196,7 +201,10 @@ class PinnedTeam:
 class _Bound:
     """What lives from load to close."""
 
-    def __init__(self, code: CodeObject, weights: Weights, arena: Region, team: PinnedTeam) -> None:
+    def __init__(
+        self, engine: EngineSections, code: CodeObject, weights: Weights, arena: Region, team: PinnedTeam
+    ) -> None:
+        self.engine = engine
         self.code = code
         self.weights = weights
         self.arena = arena
