@@ -32,6 +32,15 @@ inline float highest(const float* x, int n) {
   return max_lane(top);
 }
 
+inline float lowest(const float* x, int n) {
+  F32 low = splat(kLargest);
+  for (int i = 0; i < n; i += kLanes) {
+    const F32 v = load_logits(x, i, n);
+    low = min(low, n - i < kLanes ? select(first_n(n - i), v, splat(kLargest)) : v);
+  }
+  return -max_lane(-low);
+}
+
 // The lowest index of value ``top``, which is in x.
 inline int first_index(const float* x, int n, float top) {
   for (int i = 0; i < n; i += kLanes) {
@@ -151,6 +160,9 @@ class OrderedCandidates {
   OrderedCandidates(const float* x, int n, const Weighing& weighing, int32_t* room_a,
                     int32_t* room_b)
       : x_(x), n_(n), weighing_(weighing), room_a_(room_a), room_b_(room_b) {
+    // Spread the bins over the row's own range, so that a flat row too falls in many of them.
+    const float range = (weighing.top - lowest(x, n)) / weighing.temperature;
+    if (range < kVanishing) scale_ = range > 1e-30f ? kVanishing / range * scale_ : 0.0f;
     const F64 none = splat64(0);
     for (int b = 0; b < kBins; b += kLanes) {
       store_int(count_ + b, splat_int(0));
@@ -202,14 +214,15 @@ class OrderedCandidates {
   }
 
  private:
-  // Weights vanish beyond a gap of 21.5. Bins below kNear are filled first: in most rows the
-  // cuts and the draw fall there.
+  // Weights vanish before a gap of kVanishing. Bins below kNear are filled first: in most rows the
+  // cuts and the draw fall there. A bin's number grows with the gap, since every step that makes
+  // it is monotone; it stays below kBins.
   static constexpr int kBins = 1024;
   static constexpr int kNear = 376;
-  static constexpr float kBinsPerUnit = 47.0f;
+  static constexpr float kVanishing = 21.7f;
 
-  PELTON_INLINE static I32 bin_of(F32 gap) {
-    return truncate_int(min(gap, splat(21.7f)) * splat(kBinsPerUnit));
+  PELTON_INLINE I32 bin_of(F32 gap) const {
+    return truncate_int(min(gap, splat(kVanishing)) * splat(scale_));
   }
 
   void fill_bins(int first, int last, bool totals) {
@@ -291,6 +304,7 @@ class OrderedCandidates {
   int64_t candidates_ = 0;
   double total_ = 0;  // integer weights stay exact in fp64 up to 2^53
   bool complete_ = false;
+  float scale_ = 47.0f;  // bins a unit of gap
   int32_t count_[kBins];
   double weight_[kBins];
 };
