@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 
 import numpy as np
 
@@ -16,24 +15,14 @@ from ..ops.base import StepContext
 from ..ops.elementwise import Binary, Cast
 from ..ops.generic import Linear, MatMul, Reshape, Transpose
 from .match import scalar
-from .rewriting import Sweep, derived_weight, drop_unused, sweep
+from .rewriting import Sweep, derived_weight, sweep, with_settled_names
 
 _LARGEST = 1 << 22  # elements of a constant that folding may make
 
 
 def apply(graph: Graph) -> int:
     """Fold ops whose operands are all constants, and views, casts and additions on a single weight."""
-    before = {value: value.name for value in graph.weights}
-    changed = sweep(graph, _visit)
-    drop_unused(graph)
-    names = {value.name for value in graph.weights}
-    for value in graph.weights:
-        # "w.2" stands where "w" stood, and takes its name if that is free now
-        plain = next((n for n in before.values() if re.fullmatch(re.escape(n) + r"(\.\d+)+", value.name)), value.name)
-        if value not in before and plain not in names:
-            names.add(plain)
-            value.name = plain
-    return changed
+    return with_settled_names(graph, lambda: sweep(graph, _visit))
 
 
 def _visit(s: Sweep, node: Node) -> list[Value] | None:

@@ -22,7 +22,6 @@ class _Head:
 
 def apply(graph: Graph) -> int:
     """Where a KV write and the attention that follows it read slices of one value in the usual order."""
-    users = graph.users()
     fused: dict[Node, list[Value]] = {}
     attention_of = {
         node.inputs[1].node: node for node in graph.nodes if isinstance(node.op, PagedAttention) and node.inputs[1].node
@@ -31,7 +30,7 @@ def apply(graph: Graph) -> int:
     def visit(s: Sweep, node: Node) -> list[Value] | None:
         if isinstance(node.op, KVWrite):
             attention = attention_of.get(node)
-            outputs = None if attention is None else _fuse(s, node, attention, users)
+            outputs = None if attention is None else _fuse(s, node, attention)
             if attention is None or outputs is None:
                 return None
             fused[attention] = outputs
@@ -43,11 +42,11 @@ def apply(graph: Graph) -> int:
     return sweep(graph, visit)
 
 
-def _fuse(s: Sweep, write: Node, attention: Node, users: dict[Value, list[Node]]) -> list[Value] | None:
+def _fuse(s: Sweep, write: Node, attention: Node) -> list[Value] | None:
     """(q, token) of the fused op, if everything has the form it knows."""
     op = attention.op
     assert isinstance(op, PagedAttention)
-    if len(users.get(attention.inputs[0], [])) != 1:
+    if not s.used_once(attention.inputs[0]):
         return None
     q, k, v = _head(attention.inputs[0]), _head(write.inputs[0]), _head(write.inputs[1])
     if q is None or k is None or v is None or v.rope is not None or v.norm is not None:

@@ -12,7 +12,7 @@ from ..graph import Graph, Node, Value
 from ..ops.fused import Embedding, Gemm
 from ..ops.generic import Linear
 from .names import module_name
-from .rewriting import Sweep, derived_weight, sweep
+from .rewriting import Sweep, derived_weight, sweep, with_settled_names
 
 
 def apply(graph: Graph) -> int:
@@ -30,7 +30,7 @@ def apply(graph: Graph) -> int:
             return [s.emit(op, x, _packed(graph, weight), *bias)]
         return None
 
-    return sweep(graph, visit)
+    return with_settled_names(graph, lambda: sweep(graph, visit))
 
 
 def _converts(graph: Graph, node: Node) -> bool:

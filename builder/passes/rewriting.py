@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -118,6 +119,25 @@ def derived_weight(graph: Graph, name: str, type_: TensorType, expr: WeightExpr)
         number += 1
         unique = f"{name}.{number}"
     return graph.add_weight(unique, type_, expr)
+
+
+def with_settled_names(graph: Graph, rewrite: Callable[[], int]) -> int:
+    """Run a rewrite that derives weights; those that replaced their originals then take over the names."""
+    before = {value: value.name for value in graph.weights}
+    changed = rewrite()
+    drop_unused(graph)
+    free = set(before.values()) - {value.name for value in graph.weights}
+    for value in graph.weights:
+        base = value.name
+        while base not in free and _NUMBERED.fullmatch(base):
+            base = base.rpartition(".")[0]
+        if value not in before and base in free:
+            free.remove(base)
+            value.name = base
+    return changed
+
+
+_NUMBERED = re.compile(r".*\.\d+")
 
 
 def drop_unused(graph: Graph) -> int:

@@ -21,7 +21,7 @@ def check(apply: Callable[[Graph], object], before: str, expected: str, bound: f
     apply(graph)
     drop_unused(graph)
     verify(graph)
-    assert renamed(graph) == renamed(snippet(expected))
+    assert renamed(graph) == renamed(used(expected))
     for actual, wanted in zip(outputs(graph, source), reference, strict=True):
         if bound == 0:
             np.testing.assert_array_equal(actual, wanted)
@@ -40,4 +40,11 @@ def unchanged(apply: Callable[[Graph], object], text: str) -> None:
     graph = snippet(text)
     apply(graph)
     drop_unused(graph)
-    assert renamed(graph) == renamed(snippet(text))
+    assert renamed(graph) == renamed(used(text))
+
+
+def used(text: str) -> Graph:
+    """The snippet without what nobody reads."""
+    graph = snippet(text)
+    drop_unused(graph)
+    return graph
