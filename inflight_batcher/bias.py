@@ -26,7 +26,10 @@ class LogitRules:
         bad_words: Iterable[Sequence[int]],
     ) -> None:
         words = [tuple(word) for word in bad_words]
-        self._phrases = [word for word in words if len(word) > 1]
+        self._phrases: dict[int, list[tuple[int, ...]]] = {}  # by their last token but one
+        for word in words:
+            if len(word) > 1:
+                self._phrases.setdefault(word[-2], []).append(word)
         self._min_tokens = min_tokens
         late = dict(bias) | {word[0]: -math.inf for word in words if len(word) == 1}
         early = late | {token: -math.inf for token in banned_early}
@@ -46,7 +49,8 @@ class LogitRules:
     def at(self, count: int, tokens: Sequence[int]) -> Addends:
         """Addends for the output token number ``count`` (from 0); ``tokens`` are the outputs before it."""
         early = count < self._min_tokens
-        banned = [p[-1] for p in self._phrases if len(p) <= len(tokens) + 1 and _ends_with(tokens, p[:-1])]
+        begun = self._phrases.get(tokens[-1], ()) if tokens else ()
+        banned = [word[-1] for word in begun if len(word) <= len(tokens) + 1 and _ends_with(tokens, word[:-1])]
         if not banned:
             return self._early_addends if early else self._late_addends
         return _addends((self._early if early else self._late) | dict.fromkeys(banned, -math.inf))

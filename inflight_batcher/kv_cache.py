@@ -112,7 +112,7 @@ class KVCache:
         self, groups: Seq[KVGroup], num_blocks: Seq[int], num_slots: int, ranges: Ranges, max_chunk: int
     ) -> None:
         self._room = [0] * num_slots  # tokens that fit without another block; 0 where a window needs trimming
-        self._block = ranges.tokens_per_block
+        self.tokens_per_block = ranges.tokens_per_block
         self.groups = tuple(
             GroupTable(group, count, num_slots, ranges, max_chunk)
             for group, count in zip(groups, num_blocks, strict=True)
@@ -146,7 +146,7 @@ class KVCache:
             if need:
                 group.grow(slot, need)
         if all(group.window is None for group in self.groups):
-            self._room[slot] = min((group.end[slot] for group in self.groups), default=0) * self._block
+            self._room[slot] = min((group.end[slot] for group in self.groups), default=0) * self.tokens_per_block
         return True
 
     def release(self, slot: int) -> None:

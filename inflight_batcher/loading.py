@@ -62,17 +62,15 @@ def load_engine(
 
     Raises EngineFormatError, TrustError, TargetMismatchError, DriverError.
     """
-    from ..runtime.drivers.cpu.driver import CpuDriver
-    from ..runtime.drivers.cpu.host import select_target
     from ..runtime.format.container import EngineFile
 
     if isinstance(engine, EngineFile):
-        return _parts(engine, CpuDriver(engine, select_target(engine.manifest.targets), threads=threads))
+        return _parts(engine, threads)
     if Path(engine).is_dir():
         raise EngineFormatError(f"{engine} is a folder, not an engine file: build it first with build-engine {engine}")
     opened = EngineFile.open(engine, trust=trust, verify_weights=verify_weights)
     try:
-        parts = _parts(opened, CpuDriver(opened, select_target(opened.manifest.targets), threads=threads))
+        parts = _parts(opened, threads)
     except BaseException:
         opened.close()
         raise
@@ -80,14 +78,17 @@ def load_engine(
     return parts
 
 
-def _parts(engine: EngineFile, driver: Driver) -> EngineParts:
+def _parts(engine: EngineFile, threads: int | None) -> EngineParts:
+    from ..runtime.drivers.cpu.driver import CpuDriver
+    from ..runtime.drivers.cpu.host import select_target
     from ..runtime.text.detokenizer import IncrementalDetokenizer
     from ..runtime.text.tokenizer import Tokenizer
 
     model = engine.manifest.model
+    tokenizer = Tokenizer.from_section(engine.section("tokenizer")) if engine.has_section("tokenizer") else None
+    driver = CpuDriver(engine, select_target(engine.manifest.targets), threads=threads)
     parts = EngineParts(driver, eos_token_ids=model.eos_token_ids, generation_defaults=model.generation_defaults)
-    if engine.has_section("tokenizer"):
-        tokenizer = Tokenizer.from_section(engine.section("tokenizer"))
+    if tokenizer is not None:
         parts.tokenizer = tokenizer
         parts.detokenizer = lambda skip_special_tokens: IncrementalDetokenizer(tokenizer, skip_special_tokens)
     return parts

@@ -156,7 +156,7 @@ class Scheduler:
         while self.waiting and self._free_slots and self._rows > 0:
             seq = self.waiting[0]
             donor = self._donor(seq)
-            todo = 1 if donor is not None and donor is not seq else seq.num_tokens
+            todo = seq.num_tokens - (seq.prompt_len - 1 if donor is not None else 0)
             if left < min(unit, todo) and not static:  # a static batch is filled at once, whatever its prompts take
                 return
             if seq.in_flight or donor is seq or not self._has_room(seq):
@@ -179,12 +179,7 @@ class Scheduler:
         ``seq`` itself means: wait, a sibling is just computing that prompt. None: compute it alone.
         """
         shared = seq.prompt_len - 1
-        if (
-            not self._can_fork
-            or not seq.may_fork
-            or seq.num_tokens > seq.prompt_len
-            or shared < self._ranges.tokens_per_block
-        ):
+        if not self._can_fork or not seq.may_fork or shared < self.kv.tokens_per_block:
             return None
         for sibling in seq.request.sequences:
             if sibling.slot == NO_SLOT:

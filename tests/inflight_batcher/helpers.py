@@ -74,10 +74,11 @@ def make_loop(
     config: SchedulerConfig | None = None,
     depth: int = 1,
     eos: tuple[int, ...] = (EOS,),
+    script: dict[int, list[int]] | None = None,
     **plan: Any,
 ) -> StepLoop:
     """A step loop over a fake driver with so many KV blocks."""
-    driver = FakeDriver(make_plan(**plan), lazy=depth > 1)
+    driver = FakeDriver(make_plan(**plan), lazy=depth > 1, script=script)
     counts = blocks if isinstance(blocks, tuple) else tuple(blocks for _ in driver.plan.kv_groups)
     return StepLoop(driver, counts, eos_token_ids=eos, detokenizer=ByteDetokenizer, config=config, depth=depth)
 
@@ -85,9 +86,17 @@ def make_loop(
 def add(
     loop: StepLoop, name: str, prompt: Sequence[int], params: SamplingParams | None = None, priority: float = 0.5
 ) -> Request:
-    """Check and queue a request."""
-    plan = loop.driver.plan
-    request = make_request(name, prompt, params or SamplingParams(), plan.ranges, plan.vocab_size, priority=priority)
+    """Check and queue a request; bad words must be given as token ids."""
+    plan, params = loop.driver.plan, params or SamplingParams()
+    request = make_request(
+        name,
+        prompt,
+        params,
+        plan.ranges,
+        plan.vocab_size,
+        priority=priority,
+        bad_words=tuple(tuple(word) for word in params.bad_words or () if not isinstance(word, str)),
+    )
     loop.add(request)
     return request
 
@@ -103,3 +112,19 @@ def run(loop: StepLoop, limit: int = 5000) -> int:
     pools = [group.pool for group in loop.scheduler.kv.groups]
     assert all(pool.num_free == pool.num_blocks for pool in pools)
     return steps
+
+
+def results_of(
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams],
+    *,
+    depth: int = 1,
+    config: SchedulerConfig | None = None,
+    script: dict[int, list[int]] | None = None,
+) -> list[list[int]]:
+    """Output tokens of each prompt, all added at once."""
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    loop = make_loop(config=config, depth=depth, script=script)
+    requests = [add(loop, str(i), *item) for i, item in enumerate(zip(prompts, each, strict=True))]
+    run(loop)
+    return [request.sequences[0].values.token_ids for request in requests]

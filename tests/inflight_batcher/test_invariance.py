@@ -14,6 +14,8 @@ from pelton.inflight_batcher import CapacityPolicy, ChunkPolicy, SamplingParams,
 
 from .helpers import add, make_loop, run
 
+#: Which tokens are banned depends on the token before.
+BAD_WORDS = [[3], *([a, b] for a in range(0, 300, 2) for b in range(a % 16, 300, 16))]
 WINDOWS: list[tuple[int | None, ...]] = [(None,), (20,), (None, 7)]
 
 
@@ -32,7 +34,7 @@ def workload(seed: int, count: int) -> list[tuple[tuple[int, ...], SamplingParam
             frequency_penalty=rng.choice([0.0, 0.5]),
             logprobs=rng.choice([None, 2]),
             prompt_logprobs=rng.choice([None, None, 1]),
-            bad_words=rng.choice([None, None, [[1, 2], [3]]]),
+            bad_words=rng.choice([None, None, BAD_WORDS]),
             ignore_eos=rng.random() < 0.5,
         )
         if params.max_tokens and rng.random() < 0.3:
@@ -79,7 +81,7 @@ def test_steps_in_flight(depth: int, windows: tuple[int | None, ...]) -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_preemption_in_a_tight_pool(depth: int, windows: tuple[int | None, ...]) -> None:
     config = SchedulerConfig(capacity_policy=CapacityPolicy.MAX_UTILIZATION, max_chunk_tokens=16)
-    kinds = [{}, {"repetition_penalty": 1.2}, {"n": 2}, {"min_tokens": 30}, {"bad_words": [[1, 2], [3]]}]
+    kinds = [{}, {"repetition_penalty": 1.2}, {"n": 2}, {"min_tokens": 30}, {"bad_words": BAD_WORDS}]
     items = [
         (tuple(range(i, i + 20 + i)), SamplingParams(seed=i, max_tokens=60, logprobs=0, **kinds[i % 5]))
         for i in range(10)
