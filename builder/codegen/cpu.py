@@ -22,6 +22,8 @@ from .toolchain import Compiler, find_compiler
 _COMPILE = (
     *("-O3", "-std=c++20", "-ffreestanding", "-fno-exceptions", "-fno-rtti", "-fPIC", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+    # Kernels are vectorised by hand. g++ 12's vectoriser fuses a * b - c * d to fmaddsub in spite of -ffp-contract=off.
+    *("-fno-tree-vectorize", "-fno-tree-slp-vectorize"),
     # Nothing that calls into a library or differs from run to run:
     *("-fno-stack-protector", "-fno-threadsafe-statics", "-fno-asynchronous-unwind-tables", "-U_FORTIFY_SOURCE"),
     *("-fcf-protection=none", "-fno-ident", "-g0", "-w"),

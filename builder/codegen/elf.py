@@ -25,7 +25,7 @@ def read_dynamic(data: bytes) -> DynamicInfo:
     """Dynamic symbols of a little-endian ELF64 shared object; raises BuildError if it is not one."""
     try:
         return _read(data)
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, ValueError, OverflowError) as error:
         raise BuildError(f"the linker's output is not a readable ELF64 shared object ({error}); check $CXX") from error
 
 

@@ -26,13 +26,23 @@ struct KvPlace {
   }
   static PELTON_INLINE void write_key(Kv* block, int head, int token, const float* x) {
     Kv* to = block + Layout::k_index(C::kTokens, C::kDim, head, token, 0);
+    Kv rounded[kWidth];
+    round_all(x, rounded);
     for (int d = 0; d < C::kDim; d += kPair) {
-      for (int j = 0; j < kPair; ++j) to[d * kLanes + j] = round_to<Kv>(x[d + j]);
+      __builtin_memcpy(to + d * kLanes, rounded + d, kPair * sizeof(Kv));
     }
   }
   static PELTON_INLINE void write_value(Kv* block, int head, int token, const float* x) {
     Kv* to = block + Layout::v_index(C::kKvHeads, C::kTokens, C::kDim, head, token, 0);
-    for (int d = 0; d < C::kDim; ++d) to[d * kPair] = round_to<Kv>(x[d]);
+    Kv rounded[kWidth];
+    round_all(x, rounded);
+    for (int d = 0; d < C::kDim; ++d) to[d * kPair] = rounded[d];
+  }
+  static constexpr int kWidth = round_up(C::kDim, kLanes);
+  static PELTON_INLINE void round_all(const float* x, Kv* out) {
+    for (int d = 0; d < C::kDim; d += kLanes) {
+      store(out + d, load_n(x + d, smaller<int>(C::kDim - d, kLanes)));
+    }
   }
 };
 
@@ -75,7 +85,10 @@ struct QkvRopeWrite {
     if constexpr (C::kNorm) {
       const float* weight = static_cast<const float*>(args[h < C::kHeads ? 3 : 4]);
       const float scale = rms_scale(x, C::kDim, C::kEps);
-      for (int i = 0; i < C::kDim; ++i) normed[i] = (x[i] * scale) * weight[i];
+      for (int i = 0; i < C::kDim; i += kLanes) {
+        const int n = smaller<int>(C::kDim - i, kLanes);
+        store_n(normed + i, rms_values(x, weight, scale, i, n), n);
+      }
       x = normed;
     }
     constexpr int64_t kHalf = C::kRotary / 2;

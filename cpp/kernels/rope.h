@@ -25,16 +25,25 @@ PELTON_INLINE void rope_table(void* const* args, pelton_worker* worker, int64_t 
   }
 }
 
-// One head of D values; the first R are rotated, in pairs (i, i + R/2) or (2i, 2i + 1).
+// One head of D values; the first R are rotated, in pairs (i, i + R/2) or (2i, 2i + 1). Products
+// are rounded before they are added, as everywhere where no fma is written.
 template <int D, int R, bool INTERLEAVED>
-PELTON_INLINE void rotate(const float* __restrict x, const float* __restrict cosine,
-                          const float* __restrict sine, float* __restrict out) {
-  for (int i = 0; i < R / 2; ++i) {
-    const int first = INTERLEAVED ? 2 * i : i;
-    const int second = INTERLEAVED ? 2 * i + 1 : i + R / 2;
-    const float a = x[first], b = x[second];
-    out[first] = a * cosine[i] - b * sine[i];
-    out[second] = b * cosine[i] + a * sine[i];
+PELTON_INLINE void rotate(const float* x, const float* cosine, const float* sine, float* out) {
+  constexpr int kHalf = R / 2;
+  if constexpr (INTERLEAVED) {
+    for (int i = 0; i < kHalf; ++i) {
+      const float a = x[2 * i], b = x[2 * i + 1];
+      out[2 * i] = a * cosine[i] - b * sine[i];
+      out[2 * i + 1] = b * cosine[i] + a * sine[i];
+    }
+  } else {
+    for (int i = 0; i < kHalf; i += kLanes) {
+      const int n = smaller<int>(kHalf - i, kLanes);
+      const F32 a = load_n(x + i, n), b = load_n(x + kHalf + i, n);
+      const F32 c = load_n(cosine + i, n), s = load_n(sine + i, n);
+      store_n(out + i, a * c - b * s, n);
+      store_n(out + kHalf + i, b * c + a * s, n);
+    }
   }
   for (int i = R; i < D; ++i) out[i] = x[i];
 }

@@ -111,6 +111,12 @@ def host_skus() -> tuple[str, ...]:
     return tuple(name for name, sku in CPU_SKUS.items() if set(sku.features) <= flags)
 
 
+def skus_for(dtype: DType | None) -> tuple[str, ...]:
+    """SKUs of this host on which code for a dtype differs: bf16 has three ways to multiply, the others two."""
+    names = host_skus()
+    return names if dtype is BF16 or len(names) < 2 else (names[0], names[-1])
+
+
 def target_of(sku: str) -> Target:
     return Target("cpu", CPU_SKUS[sku])
 
@@ -205,7 +211,29 @@ def pack_panel16(w: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(split if pair == 2 else split[..., 0])
 
 
-def ulps_or_abs(got: np.ndarray, want: np.ndarray) -> float:
+def pack_kv16(pages: np.ndarray) -> np.ndarray:
+    """[blocks, tokens, 2, kv_heads, head_dim] -> layout kv16, one row of storage per block."""
+    blocks, tokens, _, heads, dim = pages.shape
+    pair = 2 if pages.dtype == BF16.numpy else 1
+    k = pages[:, :, 0].transpose(0, 2, 1, 3).reshape(blocks, heads, tokens // 16, 16, dim // pair, pair)
+    v = pages[:, :, 1].transpose(0, 2, 1, 3).reshape(blocks, heads, tokens // pair, pair, dim)
+    parts = (k.transpose(0, 1, 2, 4, 3, 5), v.transpose(0, 1, 2, 4, 3))
+    return np.concatenate([np.ascontiguousarray(p).reshape(blocks, -1) for p in parts], axis=1)
+
+
+def unpack_kv16(storage: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """The inverse of pack_kv16; ``like`` gives the shape."""
+    blocks, tokens, _, heads, dim = like.shape
+    pair = 2 if storage.dtype == BF16.numpy else 1
+    half = heads * tokens * dim
+    k = storage[:, :half].reshape(blocks, heads, tokens // 16, dim // pair, 16, pair)
+    v = storage[:, half:].reshape(blocks, heads, tokens // pair, dim, pair)
+    k = k.transpose(0, 1, 2, 4, 3, 5).reshape(blocks, heads, tokens, dim)
+    v = v.transpose(0, 1, 2, 4, 3).reshape(blocks, heads, tokens, dim)
+    return np.stack([k, v], axis=3).transpose(0, 2, 3, 1, 4)
+
+
+def relative_error(got: np.ndarray, want: np.ndarray) -> float:
     """Largest difference relative to the largest magnitude wanted."""
     g, w = got.astype(np.float64), want.astype(np.float64)
     return float(np.max(np.abs(g - w)) / max(1e-30, np.max(np.abs(w)))) if w.size else 0.0
