@@ -6,7 +6,7 @@ it prints, parses, and serialises into a launch plan without code of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import msgspec
@@ -77,6 +77,9 @@ def register(cls: type[Op]) -> type[Op]:
 
 def op_from_attributes(name: str, attributes: dict[str, Any]) -> Op:
     """Rebuild an op from a plan's (name, attributes); raises KeyError or msgspec.ValidationError."""
+    unknown = attributes.keys() - {field.name for field in fields(OPS[name])}
+    if unknown:
+        raise msgspec.ValidationError(f"{name} has no field {', '.join(sorted(map(repr, unknown)))}")
     return msgspec.convert(attributes, type=OPS[name])
 
 
