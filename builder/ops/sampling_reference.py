@@ -131,9 +131,10 @@ def draw(
     top = x.max()
     if is_greedy(temperature, top_k, top_p, min_p) or top == -np.inf:
         return int(x.argmax())
-    scaled = scaled_exponentials(top - x, F32(temperature))
+    scaled = scaled_exponentials(top - x, min(F32(temperature), _LARGEST))
     weights = np.rint(scaled).astype(np.int64)
-    ids = np.flatnonzero((weights > 0) & (scaled >= F32(min_p) * F32(WEIGHT_ONE)))
+    least = F32(min_p) * F32(WEIGHT_ONE) if min_p > 0 else F32(0)
+    ids = np.flatnonzero((weights > 0) & (scaled >= least))
     if top_k > 0 or top_p < 1:
         ids = ids[np.argsort(-x[ids], kind="stable")]
         if top_k > 0:

@@ -95,7 +95,7 @@ class Sample(Op):
     fp32; rank = 1 + how many are larger, ties: lower id first). Then bias, repetition / presence / frequency penalties
     (tokens of history[slot, 0..position]; prompt = positions < prompt_len), mask, temperature, min_p, top_k, top_p
     (renormalised after top_k), draw. Greedy (temperature 0, top_k 1, top_p 0 or min_p 1): highest adjusted logit,
-    lowest id on ties. Draw: candidates in id order, or, when top_k or top_p is on, ordered by (probability descending,
+    lowest id on ties. Draw: candidates in id order, or, when top_k or top_p is on, by (adjusted logit descending,
     id ascending); u in [0,1) = top 24 bits of the first Philox4x32-10 word with key = seed (low, high) and counter =
     (position of the new token, 0, 0, 0), times 2^-24; the first candidate whose cumulative weight exceeds u * total.
     Weights are integers (see sampling_reference.py), so that every target draws the same token from the same logits.

@@ -325,7 +325,8 @@ struct DrawParameters {
 inline int draw(const float* x, int n, const DrawParameters& p, int32_t* room_a, int32_t* room_b) {
   const float top = highest(x, n);
   if (p.greedy() || top == -kInf) return first_index(x, n, top);
-  const Weighing weighing{top, p.temperature, p.min_p * 1073741824.0f};
+  const Weighing weighing{top, p.temperature < kLargest ? p.temperature : kLargest,
+                          p.min_p > 0.0f ? p.min_p * 1073741824.0f : 0.0f};
   if (p.top_k <= 0 && !(p.top_p < 1.0f)) return draw_unordered(x, n, weighing, p.u24);
   OrderedCandidates candidates(x, n, weighing, room_a, room_b);
   if (p.top_k > 0) candidates.keep_best(p.top_k);

@@ -175,10 +175,10 @@ def random_rows(rng: np.random.Generator, count: int, vocab: int) -> Rows:
     mask = rng.integers(0, 1 << 32, (count, -(-vocab // 32)), dtype=np.uint64).astype(np.uint32)
     parameters = sampling(
         count,
-        temperature=pick(0, 1e-39, 1e-6, 0.1, 0.7, 1, 1, 2, 100),
+        temperature=pick(0, 1e-39, 1e-6, 0.1, 0.7, 1, 1, 2, 100, np.inf, np.nan),
         top_k=pick(0, 0, 0, 1, 2, 5, 50, vocab - 1, vocab, vocab + 10),
-        top_p=pick(1, 1, 1, 0.99, 0.9, 0.5, 1e-9, 0),
-        min_p=pick(0, 0, 0, 0.05, 0.5, 1),
+        top_p=pick(1, 1, 1, 0.99, 0.9, 0.5, 1e-9, 0, np.nan),
+        min_p=pick(0, 0, 0, 0.05, 0.5, 1, np.nan),
         repetition_penalty=pick(1, 1, 1.3, 0.8),
         presence_penalty=pick(0, 0, 0.5, -1),
         frequency_penalty=pick(0, 0, 0.3, 2),
