@@ -18,7 +18,7 @@ import msgspec
 
 from ..runtime.errors import CheckpointError, PeltonError, TokenizerError
 from ..runtime.text.chat_template import ChatTemplate
-from ..runtime.text.decoders import byte_alphabet
+from ..runtime.text.decode_stages import byte_alphabet
 from ..runtime.text.section import (
     ChatVector,
     IdVector,
@@ -53,13 +53,15 @@ def close_tokenizer(path: str | Path) -> bytes:
         TokenizerError: the tokenizer cannot be converted, or gives other answers than AutoTokenizer.
     """
     path = Path(path)
-    original, source = _load(path)
-    section = _convert(original, source)
-    configs = ({}, {}) if path.is_file() else (_read_json(path / "config.json"), _generation_config(path))
-    section = msgspec.structs.replace(
-        section, eos_token_ids=end_ids(*configs, section), vectors=_take_vectors(original, section)
+    with _quiet():
+        original, source = _load(path)
+        section = _convert(original, source)
+        vectors = _take_vectors(original, section)
+    config, generation_config = (
+        ({}, {}) if path.is_file() else (_read_json(path / name) for name in ("config.json", "generation_config.json"))
     )
-    data = pack_tokenizer(section)
+    ends = end_ids(config, generation_config, section)
+    data = pack_tokenizer(msgspec.structs.replace(section, eos_token_ids=ends, vectors=vectors))
     problems = check_vectors(data)
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -121,7 +123,7 @@ def _stated(config: Mapping[str, Any], where: str) -> set[int]:
 
 def _load(path: Path) -> tuple[Any, str]:
     """AutoTokenizer of a folder or GGUF file, and what it was made from."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if path.is_file():
         folder, source, arguments = path.parent, "GGUF", {"gguf_file": path.name}
@@ -135,15 +137,20 @@ def _load(path: Path) -> tuple[Any, str]:
         raise TokenizerError(f"{path}: no such file or folder")
     try:
         original = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **arguments)
+        if not original.is_fast and source == "tokenizer.json":
+            # Another file in the folder made AutoTokenizer choose a class in Python (tekken.json does).
+            original = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # whatever a damaged file makes the converters raise
+        remedy = "install what is missing" if isinstance(error, ImportError) else "check that the files are complete"
         raise TokenizerError(
             f"{path}: transformers cannot load the tokenizer from {source}: {type(error).__name__}: {error}; "
-            "check that the files are complete (git-lfs pointers?), or save it again with save_pretrained"
+            f"{remedy} (a git-lfs pointer instead of the file?)"
         ) from error
-    if not getattr(original, "is_fast", False):
+    if not original.is_fast:
         raise TokenizerError(
             f"{path}: {type(original).__name__} runs as Python code and has no form in the tokenizers library; "
-            "convert it to a tokenizer.json first"
+            "put a tokenizer.json beside the weights (for many kinds PreTrainedTokenizerFast.from_pretrained(folder) "
+            "loads what is there, and its save_pretrained(folder) writes one)"
         )
     return original, source
 
@@ -249,9 +256,17 @@ def _fixed_clock() -> Iterator[None]:
         names["datetime"] = before
 
 
-def _generation_config(folder: Path) -> dict[str, Any]:
-    path = folder / "generation_config.json"
-    return _read_json(path) if path.is_file() else {}
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' warnings: what they say is checked here, and fails where it matters."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

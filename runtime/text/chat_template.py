@@ -10,7 +10,8 @@ import jinja2
 from jinja2.exceptions import SecurityError
 
 from ..errors import RequestError, TokenizerError
-from .sandbox import Budget, ChatEnvironment, Limits, TemplateRefusal, spending
+from .limits import Budget, Limits, spending
+from .sandbox import ChatEnvironment, TemplateRefusal
 
 MAX_SOURCE = 1 << 20  # characters
 _TEMPLATE_FILE = "<template>"  # Jinja's name for a template without a file, in tracebacks

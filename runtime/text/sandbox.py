@@ -14,18 +14,13 @@ itself passes in; limits grow with the size of that.
 from __future__ import annotations
 
 import json
-import re
-import time
-from collections.abc import Callable, Iterable, Iterator, KeysView, Set, ValuesView
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
-from jinja2.exceptions import SecurityError, TemplateRuntimeError
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -33,117 +28,21 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MAX_RANGE = 100_000  # turns of one range()
-MAX_WIDTH = 100_000  # of center(), indent() and the like; turns of a repetition
-MAX_INT_BITS = 4096
+from .limits import (
+    CONTAINERS,
+    MAX_RANGE,
+    TemplateLimitError,
+    before,
+    before_format,
+    check_product,
+    current,
+    small_power,
+    text_of,
+)
 
 # Random or slow filters that no chat template needs.
 _REMOVED_FILTERS = ("random", "urlize", "xmlattr", "pprint", "striptags", "wordwrap")
-_WIDTHS = frozenset({"center", "ljust", "rjust", "zfill", "indent", "batch", "slice", "truncate", "round"})
 _REMOVED_METHODS = frozenset({"translate", "maketrans", "expandtabs"})
-
-
-class TemplateLimitError(TemplateRuntimeError):
-    """A template went over one of the limits."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one rendering may use, apart from an allowance for the size of its input."""
-
-    steps: int = 1_000_000
-    chars: int = 16_000_000
-    elements: int = 1_000_000
-    seconds: float = 10.0
-
-
-class Budget:
-    """What is left of the limits in one rendering."""
-
-    def __init__(self, limits: Limits, given: Any = None) -> None:
-        """``given``: what the caller passes to the template; the limits grow by 16 times its size."""
-        chars, elements = _unfolded(given, 1 << 60, 1 << 60)
-        self._steps = limits.steps + 16 * elements
-        self._chars = self._max_chars = limits.chars + 16 * chars
-        self._elements = self._max_elements = limits.elements + 16 * elements
-        self._seconds = limits.seconds
-        self._deadline = time.monotonic() + limits.seconds
-
-    def step(self) -> None:
-        """Counts one loop turn or call."""
-        self._steps -= 1
-        if self._steps < 0:
-            raise TemplateLimitError("the template takes too many steps (loop turns and calls)")
-        if time.monotonic() > self._deadline:
-            raise TemplateLimitError(f"the template runs longer than {self._seconds:g} s")
-
-    def text(self, chars: int) -> None:
-        """Counts text that was or will be made."""
-        self._chars -= chars
-        if self._chars < 0:
-            raise TemplateLimitError("the template makes too much text")
-
-    def check(self, value: Any) -> None:
-        """Refuses a value that would unfold to too much (``[x, x]`` of ``[y, y]`` of ... doubles at each level)."""
-        if isinstance(value, _CONTAINERS):
-            chars, elements = _unfolded(value, self._max_chars, self._max_elements)
-            if chars > self._max_chars or elements > self._max_elements:
-                raise TemplateLimitError("the template builds too large a value")
-
-    def fits(self, elements: int) -> None:
-        """Refuses a list of more elements than are left."""
-        if elements > self._elements:
-            raise TemplateLimitError("the template builds too many values")
-
-    def unfolded_chars(self, value: Any) -> int:
-        """Characters of a value written out in full, at most one over the limit."""
-        return min(_unfolded(value, self._max_chars, self._max_elements)[0], self._max_chars + 1)
-
-    def made(self, value: Any) -> Any:
-        """Counts a value that an operation has made; returns it."""
-        if isinstance(value, (str, bytes)):
-            self.text(len(value))
-        elif isinstance(value, _CONTAINERS):
-            self.fits(len(value))
-            self._elements -= len(value)
-            self.check(value)
-        return value
-
-
-_CONTAINERS = (list, tuple, dict, Set, KeysView, ValuesView)  # an ItemsView is a Set
-_budget: ContextVar[Budget] = ContextVar("budget")
-
-
-def _current() -> Budget:
-    """The budget of the rendering at hand; while a template compiles, a fresh small one for each constant."""
-    return _budget.get(None) or Budget(Limits(steps=1000, chars=100_000, elements=10_000, seconds=1.0))
-
-
-@contextmanager
-def spending(budget: Budget) -> Iterator[None]:
-    """Renders under ``budget``."""
-    token = _budget.set(budget)
-    try:
-        yield
-    finally:
-        _budget.reset(token)
-
-
-def _unfolded(value: Any, max_chars: int, max_elements: int) -> tuple[int, int]:
-    """Characters and elements of a value written out in full; stops counting once over a limit."""
-    chars = elements = 0
-    stack = [value]
-    while stack and chars <= max_chars and elements <= max_elements:
-        item = stack.pop()
-        elements += 1
-        if isinstance(item, (str, bytes)):
-            chars += len(item)
-        elif isinstance(item, dict):
-            stack.extend(item.keys())
-            stack.extend(item.values())
-        elif isinstance(item, (list, tuple, Set, KeysView, ValuesView)):
-            stack.extend(item)
-    return chars, elements
 
 
 class _Counted:
@@ -153,7 +52,7 @@ class _Counted:
         self._inner, self._cost = inner, cost
 
     def __iter__(self) -> Iterator[Any]:
-        budget = _current()
+        budget = current()
         for item in self._inner:
             budget.step()
             budget.text(self._cost)
@@ -282,52 +181,6 @@ class TemplateRefusal(jinja2.TemplateError):
     """``raise_exception``: the template refuses the conversation."""
 
 
-_PERCENT_FIELD = re.compile(r"%(\([^)]*\))?[^a-zA-Z%]*?([0-9]{4}|\*)")
-_BRACE_FIELD = re.compile(r"\{[^{}]*:[^{}]*([0-9]{4}|\{)")
-
-
-def _before_format(budget: Budget, pattern: str, sign: str, values: Any) -> None:
-    """``'%9999999d' % 1`` and ``'{:9999999}'.format(1)`` would make text out of nothing."""
-    if (_PERCENT_FIELD if sign == "%" else _BRACE_FIELD).search(pattern):
-        raise TemplateLimitError("a format with a width over 999, or a computed width")
-    budget.check(values)
-    budget.text(pattern.count(sign) * (999 + budget.unfolded_chars(values)))
-
-
-def _before(name: str, subject: Any, *rest: Any) -> None:
-    """Refuses a filter or string method whose result would be too large."""
-    budget = _current()
-    budget.step()
-    for value in (subject, *rest):
-        budget.check(value)
-    numbers = [value for value in rest if isinstance(value, int)]
-    strings = [value for value in rest if isinstance(value, (str, bytes))]
-    longest = max(map(len, strings), default=0)
-    text = _text_of(subject)
-    if name in _WIDTHS:
-        if any(number > MAX_WIDTH for number in numbers):
-            raise TemplateLimitError(f"{name}: a number over {MAX_WIDTH}")
-        lines = len(text.splitlines()) + 1 if name == "indent" else 1
-        budget.text(lines * max([longest, *numbers], default=0))
-    elif name == "replace":
-        budget.text(longest * max((text.count(_text_of(old)) for old in strings), default=0))
-    elif name == "join":
-        budget.text(longest * (len(subject) if hasattr(subject, "__len__") else 0))
-    elif name in ("split", "rsplit"):
-        budget.fits(max((text.count(_text_of(mark)) for mark in strings if mark), default=len(text) // 2))
-    elif name == "format":
-        _before_format(budget, text, "%", rest)
-    elif name == "sum" and any(isinstance(value, _CONTAINERS) for value in rest):
-        raise TemplateLimitError("sum: of numbers only")
-
-
-def _text_of(value: Any) -> str:
-    """What a filter makes text of; bytes as Latin-1, which keeps their number; nothing of other kinds of value."""
-    if isinstance(value, bytes):
-        return value.decode("latin-1")
-    return str(value) if isinstance(value, (str, *_CONTAINERS)) else ""
-
-
 def _fenced_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     first = 1 if hasattr(function, "jinja_pass_arg") else 0  # such a filter gets the context or environment first
 
@@ -336,9 +189,9 @@ def _fenced_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any
         subject, *rest = args[first:]
         if name == "join" and not hasattr(subject, "__len__"):
             subject = list(subject)
-        _before(name, subject, *rest, *kwargs.values())
+        before(name, subject, *rest, *kwargs.values())
         args = (*args[:first], subject, *rest)
-        return _current().made(function(*args, **kwargs))
+        return current().made(function(*args, **kwargs))
 
     return fenced
 
@@ -388,22 +241,22 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         pattern = str(value.__self__)
 
         def fenced(*args: Any, **kwargs: Any) -> str:
-            _before_format(_current(), pattern, "{", [*args, *kwargs.values()])
+            before_format(current(), pattern, "{", [*args, *kwargs.values()])
             return formatter(*args, **kwargs)
 
         return fenced
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        budget = _current()
+        budget = current()
         subject = getattr(__obj, "__self__", None)
         if isinstance(subject, (str, bytes)):
             name = __obj.__name__
             if name == "join" and args:
                 items = args[0] if hasattr(args[0], "__len__") else list(args[0])
                 args = (items, *args[1:])
-                _before(name, items, subject)
+                before(name, items, subject)
             else:
-                _before(name, subject, *args, *kwargs.values())
+                before(name, subject, *args, *kwargs.values())
         else:
             budget.step()
         result = super().call(__context, __obj, *args, **kwargs)
@@ -411,13 +264,13 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return result if subject is __self else budget.made(result)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        budget = _current()
-        if operator == "**" and not _small_power(left, right):
+        budget = current()
+        if operator == "**" and not small_power(left, right):
             raise TemplateLimitError("a power that is too large")
         if operator == "*":
-            _check_product(budget, left, right)
+            check_product(budget, left, right)
         if operator == "%" and isinstance(left, (str, bytes)):
-            _before_format(budget, _text_of(left), "%", right)
+            before_format(budget, text_of(left), "%", right)
         if operator == "+" and isinstance(left, str) and isinstance(right, str):
             budget.text(len(left) + len(right))  # before it is made
             return left + right
@@ -429,45 +282,25 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def fence_concat(self, *parts: Any) -> str:
         """``a ~ b``."""
-        budget = _current()
+        budget = current()
         for part in parts:
             budget.check(part)
         return str(budget.made("".join([str(part) for part in parts])))
 
     def fence_slice(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
         """``value[start:stop:step]``."""
-        return _current().made(value[start:stop:step])
+        return current().made(value[start:stop:step])
 
     def fence_made(self, value: Any) -> Any:
         """A list, tuple or dict written in the template."""
-        return _current().made(value)
+        return current().made(value)
 
     def fence_output(self, value: Any) -> Any:
         """``{{ value }}``."""
-        budget = _current()
+        budget = current()
         if isinstance(value, str):
             budget.text(len(value))
-        elif isinstance(value, _CONTAINERS):
+        elif isinstance(value, CONTAINERS):
             budget.check(value)
             return budget.made(str(value))
         return value
-
-
-def _small_power(left: Any, right: Any) -> bool:
-    if not (isinstance(left, int) and isinstance(right, int)):
-        return True  # a float overflows by itself
-    return right < 0 or left.bit_length() * right <= MAX_INT_BITS
-
-
-def _check_product(budget: Budget, left: Any, right: Any) -> None:
-    """``'x' * n``, ``[x] * n`` and products of huge integers."""
-    if isinstance(left, int) and isinstance(right, int):
-        if left.bit_length() + right.bit_length() > MAX_INT_BITS:
-            raise TemplateLimitError("a product that is too large")
-        return
-    for sequence, times in ((left, right), (right, left)):
-        if isinstance(times, int) and isinstance(sequence, (str, bytes, list, tuple)):
-            if times > MAX_WIDTH:
-                raise TemplateLimitError(f"a sequence repeated more than {MAX_WIDTH} times")
-            budget.text(len(sequence) * max(times, 0) if isinstance(sequence, (str, bytes)) else 0)
-            budget.fits(len(sequence) * times if isinstance(sequence, (list, tuple)) else 0)

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer as Backend
 
 from ..errors import RequestError, TokenizerError
 from .chat_template import ChatTemplate
-from .decoders import CLEAN_UP, StreamPlan
+from .decode_stages import CLEAN_UP
+from .decoders import StreamPlan
 from .section import TokenizerSection, unpack
 
 _MAX_ID = (1 << 32) - 1

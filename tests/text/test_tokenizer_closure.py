@@ -213,7 +213,7 @@ def test_bad_checkpoints(tmp_path: Path) -> None:
         close_tokenizer(tmp_path)
     folder = save_folder(tmp_path / "m", "byte_level")
     (folder / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(TokenizerError, match="git-lfs pointers"):
+    with pytest.raises(TokenizerError, match="git-lfs pointer"):
         close_tokenizer(folder)
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
     with pytest.raises(TokenizerError, match=r"x\.gguf: transformers cannot load"):
