@@ -113,7 +113,10 @@ def make_request(
             raise RequestError(f"{name}: token ids {outside[:4]} are outside the vocabulary of {vocab_size} tokens")
     if not 0.0 <= priority <= 1.0:
         raise RequestError(f"priority: got {priority!r}; allowed: a number between 0 and 1")
-    return Request(request_id, ids, params, wanted, prompt, float(priority), want_logits, bad_words)
+    request = Request(request_id, ids, params, wanted, prompt, float(priority), want_logits, bad_words)
+    if params.prompt_logprobs is not None:
+        request.prompt_logprobs = [None]  # the first token follows nothing
+    return request
 
 
 def check_tokens(token_ids: Seq[int] | NDArray[np.int32], vocab_size: int) -> NDArray[np.int32]:

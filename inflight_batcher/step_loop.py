@@ -174,10 +174,8 @@ class StepLoop:
                 request.logits = np.empty((chunk.seq.prompt_len, outputs.logits.shape[1]), np.float32)
             request.logits[first : first + scored] = outputs.logits[row : row + scored]
         asked = request.params.prompt_logprobs
-        if asked is None:
+        if asked is None or request.prompt_logprobs is None:
             return
-        if request.prompt_logprobs is None:
-            request.prompt_logprobs = [None]
         for offset in range(min(scored, chunk.seq.prompt_len - 1 - first)):
             token = int(request.prompt_token_ids[first + offset + 1])
             request.prompt_logprobs.append(self._logprobs(outputs, row + offset, token, asked))

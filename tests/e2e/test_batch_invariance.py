@@ -11,7 +11,7 @@ import pytest
 from pelton import LLM, SamplingParams
 from pelton.inflight_batcher import SchedulerConfig
 
-from .conftest import ESSAY
+from tests.e2e.conftest import ESSAY
 
 PARAMS = SamplingParams(temperature=0.8, top_p=0.9, seed=7, max_tokens=12, logprobs=5, ignore_eos=True)
 

@@ -13,7 +13,7 @@ import transformers
 
 from pelton import LLM, SamplingParams
 
-from .conftest import ESSAY
+from tests.e2e.conftest import ESSAY
 
 PROMPT_LENGTHS = (1, 15, 16, 17, 100, 600)
 NEW_TOKENS = 128
@@ -83,5 +83,5 @@ def test_bf16_is_close(bf16: Any, reference: Any, essay_ids: list[int]) -> None:
 
 def test_answers_sensibly(bf16: Any) -> None:
     params = SamplingParams(temperature=0, max_tokens=48)
-    output = bf16.chat([{"role": "user", "content": "What is the capital of France?"}], params)
+    (output,) = bf16.chat([{"role": "user", "content": "What is the capital of France?"}], params)
     assert "Paris" in output.outputs[0].text

@@ -1,0 +1,1 @@
+"""End-to-end tests: from a checkpoint to tokens on the CPU target."""
