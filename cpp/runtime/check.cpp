@@ -183,7 +183,6 @@ void StepChecker::check_blocks(const StepArrays& step, size_t group) {
   const auto& table = step.block_tables[group];
   const int32_t blocks = limits_.num_blocks[group];
   const int32_t window = limits_.windows[group];
-  const std::string field = "block_tables[" + std::to_string(group) + "]";
   for (size_t s = 0; s < step.seq_slots.size(); ++s) {
     const int32_t* row = table.data + static_cast<int64_t>(s) * table.cols;
     const int32_t first_new = step.positions[step.query_start[s]];
@@ -192,8 +191,9 @@ void StepChecker::check_blocks(const StepArrays& step, size_t group) {
     const int32_t needed = oldest / limits_.tokens_per_block;
     const int32_t written = first_new / limits_.tokens_per_block;
     const auto fail = [&](int32_t b, const std::string& allowed) {
-      const size_t element = static_cast<size_t>(b);
-      bad((field + "[" + std::to_string(s) + "]").c_str(), element, row[element], allowed);
+      const std::string field =
+          "block_tables[" + std::to_string(group) + "][" + std::to_string(s) + "]";
+      bad(field.c_str(), static_cast<size_t>(b), row[b], allowed);
     };
     bool ok = true;
     for (int32_t b = 0; b < needed; ++b) ok &= (row[b] >= -1) & (row[b] < blocks);

@@ -25,8 +25,8 @@ Region::Region(size_t nbytes) : nbytes_(nbytes) {
   const bool huge = nbytes >= kHugePage;
   mapping_bytes_ =
       huge ? round_up(nbytes, kHugePage) + kHugePage : round_up(nbytes == 0 ? 1 : nbytes, kPage);
-  mapping_ = mmap(nullptr, mapping_bytes_, PROT_READ | PROT_WRITE,
-                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  mapping_ =
+      mmap(nullptr, mapping_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping_ == MAP_FAILED) {
     throw Error("cannot map " + std::to_string(nbytes) + " bytes of memory" + errno_text(errno) +
                 "; lower the number of KV blocks or the engine's ranges");

@@ -2,16 +2,28 @@
 // with 1 if any failed. Meant to run under sanitizers (scripts/sanitize).
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "error.h"
 #include "runner.h"
+
+// Counts allocations, to show that a step makes none.
+static std::atomic<long> allocations{0};
+void* operator new(size_t size) {
+  allocations++;
+  if (void* p = std::malloc(size)) return p;
+  throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 using namespace pelton;
 
@@ -173,7 +185,11 @@ void steps_run_on_compiled_kernels() {
                    launch("tail", {arena.at(&arena.weight)}, false)},
                   3, limits(), {});
     Step step;
-    for (int i = 0; i < 50; ++i) runner.execute(step.arrays(), step.results());
+    const StepArrays arrays = step.arrays();
+    runner.execute(arrays, step.results());
+    const long before = allocations;
+    for (int i = 0; i < 49; ++i) runner.execute(arrays, step.results());
+    EXPECT(allocations == before);
     for (int32_t e : arena.errors) EXPECT(e == 0);
     for (int32_t c : arena.cells) EXPECT(c == 100);
     EXPECT(arena.log[0] == 100);

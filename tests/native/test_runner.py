@@ -96,7 +96,10 @@ def test_the_driver_fulfils_the_protocol(load):
 
 def test_copy_blocks_in_every_layer_of_the_group(load):
     _, driver = load([])
-    views = [region.bytes().reshape(16, -1) for region in (driver._states[0], driver._states[3], driver._states[1])]
+    views = [
+        region.bytes().reshape(16, -1)
+        for region in (driver._running.states[0], driver._running.states[3], driver._running.states[1])
+    ]
     for view in views:
         view[:] = np.arange(16, dtype=np.uint8)[:, None]
     driver.copy_blocks(0, [3, 5], [5, 6])
@@ -234,3 +237,34 @@ def test_sampling_of_a_row_is_passed(load):
     sampling = make_sampling(1, bias_start=np.array([0, 2], np.int32), bias_ids=np.array([1, 9], np.int32))
     sampling = replace(sampling, bias_values=np.array([1.0, -np.inf], np.float32), mask=np.zeros((1, 1), np.uint32))
     assert driver.execute(make_step(sampling=sampling)).result().tokens.tolist() == [3]
+
+
+def test_more_memory_than_there_is(code):
+    driver = CpuDriver(TinyEngine(code, []), TARGET, threads=1)
+    with pytest.raises(DriverError, match="allocate: cannot map .* lower the number of KV blocks"):
+        driver.allocate((2**30, 2**30), 2**31 - 1)
+    driver.allocate((1, 1), 1)
+    driver.close()
+
+
+def test_close_during_a_step_frees_nothing_in_use(code):
+    messages: list[str] = []
+
+    def run(driver: CpuDriver, started: threading.Event) -> None:
+        try:
+            while True:
+                driver.execute(make_step())
+                started.set()
+        except DriverError as error:
+            messages.append(str(error))
+
+    for _ in range(20):
+        driver = CpuDriver(TinyEngine(code, ["bump_and_check cells errors"] * 200), TARGET, threads=2)
+        driver.allocate((4, 4), 1)
+        started = threading.Event()
+        worker = threading.Thread(target=run, args=(driver, started))
+        worker.start()
+        assert started.wait(30)
+        driver.close()
+        worker.join()
+    assert messages == ["the driver is closed; load the engine again"] * 20

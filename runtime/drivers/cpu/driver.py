@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 from ...._core import MAX_WORKERS, CodeObject, NativeError, Region, Runner, Team
 from ...errors import DriverError
 from ...format.manifest import TargetEntry
-from ...format.plan import Launch, Operand
+from ...format.plan import Launch, Operand, Plan
 from ...step import StepInputs, StepOutputs
 from .binding import EngineSections, Weights, block_bytes, check_states, limits, native_errors, state_bytes
 from .threads import CLAIMS, cpu_list, default_threads
@@ -64,8 +66,7 @@ class CpuDriver:
                 Region(self.plan.arena_bytes),
                 PinnedTeam(threads, pin=pin),
             )
-        self._states: list[Region] = []
-        self._runner: Runner | None = None
+        self._running: _Running | None = None
 
     @property
     def threads(self) -> int:
@@ -75,7 +76,7 @@ class CpuDriver:
     def allocate(self, num_blocks: tuple[int, ...], num_slots: int) -> None:
         """Make state storage: ``num_blocks[g]`` blocks of each KV group, ``num_slots`` sequences' slots. Once."""
         bound, plan = self._alive(), self.plan
-        if self._runner is not None:
+        if self._running is not None:
             raise DriverError("allocate was called twice; close the driver and load the engine again")
         if len(num_blocks) != len(plan.kv_groups) or min(num_blocks, default=1) < 1 or num_slots < 1:
             raise DriverError(
@@ -83,19 +84,19 @@ class CpuDriver:
                 "least one block, and there must be at least one slot"
             )
         with native_errors("allocate"):
-            self._states = [Region(state_bytes(spec, plan, num_blocks, num_slots)) for spec in plan.states]
+            states = [Region(state_bytes(spec, plan, num_blocks, num_slots)) for spec in plan.states]
             paged = [
                 (spec.group, region.address, block_bytes(spec, plan))
-                for spec, region in zip(plan.states, self._states, strict=True)
+                for spec, region in zip(plan.states, states, strict=True)
                 if spec.kind == "paged_kv"
             ]
             launches = [
-                (plan.kernels[launch.kernel].symbol, self._arguments(launch, bound), launch.barrier)
+                (plan.kernels[launch.kernel].symbol, _arguments(plan, launch, bound, states), launch.barrier)
                 for launch in plan.launches
             ]
-            self._runner = Runner(
-                bound.team.native, bound.code, launches, plan.tail_start, limits(plan, num_blocks, num_slots), paged
-            )
+            bounds = limits(plan, num_blocks, num_slots)
+            runner = Runner(bound.team.native, bound.code, launches, plan.tail_start, bounds, paged)
+            self._running = _Running(bound, states, runner)
 
     def block_bytes(self, group: int) -> int:
         """Bytes that one block of this KV group takes over all its layers."""
@@ -106,8 +107,8 @@ class CpuDriver:
 
         Raises EngineFormatError if the check of the weights, which goes on in the background, has found damage.
         """
-        runner = self._ready()
-        self._alive().engine.raise_problems()
+        running = self._ready()  # holds the memory during the step, whatever another thread closes
+        running.bound.engine.raise_problems()
         rows, best = inputs.num_rows, self.plan.ranges.max_logprobs
         outputs = StepOutputs(
             tokens=np.full(rows, -1, np.int32),
@@ -118,28 +119,28 @@ class CpuDriver:
             logits=np.empty((rows, self.plan.vocab_size), np.float32) if inputs.want_logits else None,
         )
         try:
-            runner.execute(inputs, outputs)
+            running.runner.execute(inputs, outputs)
         except NativeError as error:
             raise DriverError(str(error)) from None
         return FinishedStep(outputs)
 
     def copy_blocks(self, group: int, source: list[int], target: list[int]) -> None:
         """Copy whole blocks in every layer of a group, in list order, before the next step."""
+        running = self._ready()
         with native_errors("copy_blocks"):
-            self._ready().copy_blocks(group, source, target)
+            running.runner.copy_blocks(group, source, target)
 
     def set_timing(self, on: bool) -> None:
         """Record the time of every launch of the coming steps, or stop recording."""
-        self._ready().set_timing(on)
+        self._ready().runner.set_timing(on)
 
     def take_timings(self) -> NDArray[np.int64]:
         """Timings since the last call, [n, 5]: launch index, row_start, begin, kernel end, end; ns on worker 0."""
-        return self._ready().take_timings()
+        return self._ready().runner.take_timings()
 
     def close(self) -> None:
         """Give memory and threads back; a second close does nothing, any other call is an error."""
-        self._runner = None
-        self._states = []
+        self._running = None
         if self._bound is not None:
             self._bound.team.close()
             self._bound = None
@@ -149,31 +150,33 @@ class CpuDriver:
             raise DriverError("the driver is closed; load the engine again")
         return self._bound
 
-    def _ready(self) -> Runner:
+    def _ready(self) -> _Running:
         self._alive()
-        if self._runner is None:
+        if self._running is None:
             raise DriverError("the driver has no state yet; call allocate before the first step")
-        return self._runner
+        return self._running
 
-    def _arguments(self, launch: Launch, bound: _Bound) -> list[tuple[int, int]]:
-        """(kind, address) of each argument, in the kernel's order: inputs, outputs, states, scratch."""
-        operands = [*launch.inputs, *launch.outputs, *launch.states]
-        if launch.scratch >= 0:
-            operands.append(Operand("buffer", launch.scratch))
-        return [self._argument(operand, bound) for operand in operands]
 
-    def _argument(self, operand: Operand, bound: _Bound) -> tuple[int, int]:
-        match operand.space:
-            case "buffer":
-                return _MEMORY, bound.arena.address + self.plan.buffers[operand.index].offset
-            case "weight":
-                return _MEMORY, bound.weights.addresses[operand.index]
-            case "state":
-                return _MEMORY, self._states[operand.index].address
-            case "input":
-                return _INPUT + operand.index, 0
-            case "none":
-                return _MEMORY, 0
+def _arguments(plan: Plan, launch: Launch, bound: _Bound, states: Sequence[Region]) -> list[tuple[int, int]]:
+    """(kind, address) of each argument, in the kernel's order: inputs, outputs, states, scratch."""
+    operands = [*launch.inputs, *launch.outputs, *launch.states]
+    if launch.scratch >= 0:
+        operands.append(Operand("buffer", launch.scratch))
+    return [_argument(plan, operand, bound, states) for operand in operands]
+
+
+def _argument(plan: Plan, operand: Operand, bound: _Bound, states: Sequence[Region]) -> tuple[int, int]:
+    match operand.space:
+        case "buffer":
+            return _MEMORY, bound.arena.address + plan.buffers[operand.index].offset
+        case "weight":
+            return _MEMORY, bound.weights.addresses[operand.index]
+        case "state":
+            return _MEMORY, states[operand.index].address
+        case "input":
+            return _INPUT + operand.index, 0
+        case "none":
+            return _MEMORY, 0
 
 
 class PinnedTeam:
@@ -198,14 +201,21 @@ class PinnedTeam:
         self._cpus = []
 
 
+@dataclass(frozen=True)
 class _Bound:
     """What lives from load to close."""
 
-    def __init__(
-        self, engine: EngineSections, code: CodeObject, weights: Weights, arena: Region, team: PinnedTeam
-    ) -> None:
-        self.engine = engine
-        self.code = code
-        self.weights = weights
-        self.arena = arena
-        self.team = team
+    engine: EngineSections
+    code: CodeObject
+    weights: Weights
+    arena: Region
+    team: PinnedTeam
+
+
+@dataclass(frozen=True)
+class _Running:
+    """What lives from allocate to close: the runner, and all memory that its launches point to."""
+
+    bound: _Bound
+    states: list[Region]
+    runner: Runner
