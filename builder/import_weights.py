@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ..runtime.errors import CheckpointError
 from ..runtime.format.dtypes import DType
 from ..runtime.format.tensor_type import TensorType
@@ -19,17 +17,16 @@ class Weights:
     anyway is refused for that reason first.
     """
 
-    def __init__(self, graph: Graph, checkpoint: Checkpoint, aliases: dict[str, tuple[str, ...]]) -> None:
+    def __init__(self, graph: Graph, checkpoint: Checkpoint, names: dict[str, str | None]) -> None:
         self._graph = graph
         self._checkpoint = checkpoint
-        self._aliases = aliases
-        self._stored = frozenset(checkpoint.source.names())
+        self._names = names
         self._made: dict[WeightExpr, Value] = {}
         self._problems: list[str] = []
 
     def parameter(self, parameter: str, shape: tuple[int, ...]) -> Value:
         """The value of a model parameter."""
-        name = self._stored_name(parameter)
+        name = self._names[parameter]
         if name is None:
             self._problems.append(f"tensor {parameter!r} {list(shape)} is missing")
             return self._add(parameter, shape, Source(parameter, shape, DType.F32))
@@ -56,19 +53,10 @@ class Weights:
             more = f" (and {len(self._problems) - 3} more)" if len(self._problems) > 3 else ""
             raise CheckpointError(
                 f"{self._checkpoint.path}: {'; '.join(self._problems[:3])}{more}: config and weights do not belong "
-                f"together or the download is incomplete (it has {len(self._stored)} tensors); download it again"
+                "together or the download is incomplete; download it again"
             )
 
     def _add(self, name: str, shape: tuple[int, ...], expr: WeightExpr) -> Value:
         if expr not in self._made:
             self._made[expr] = self._graph.add_weight(name, TensorType(DType.F32, shape), expr)
         return self._made[expr]
-
-    def _stored_name(self, parameter: str) -> str | None:
-        """Where the checkpoint keeps a parameter. Tied tensors that are stored twice and differ stay apart."""
-        present = [name for name in self._aliases[parameter] if name in self._stored]
-        if len(present) > 1 and parameter in present[1:]:
-            source = self._checkpoint.source
-            if not np.array_equal(source.read(parameter), source.read(present[0])):
-                return parameter
-        return present[0] if present else None

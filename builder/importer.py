@@ -43,10 +43,9 @@ Operand = Any
 def import_graph(traced: TracedModel, checkpoint: Checkpoint) -> Graph:
     """The fp32 Graph of a traced model: token_ids i32[T], positions i32[T] -> logits f32[1,T,V].
 
-    Weights are expressions over ``checkpoint.source`` (nothing is read but to compare tied tensors that are
-    stored twice). 64-bit integers of the model become 32-bit: token ids and positions are below 2^31.
-    Raises UnsupportedModelError naming op, module path and shapes, and CheckpointError for tensors that
-    are missing or of another shape.
+    Weights are expressions over ``checkpoint.source`` (nothing is read). 64-bit integers of the model become
+    32-bit: token ids and positions are below 2^31. Raises UnsupportedModelError naming op, module path and shapes, and
+    CheckpointError for tensors that are missing or of another shape.
     """
     importer = Importer(traced, checkpoint)
     graph = importer.run()
@@ -166,7 +165,7 @@ class Importer:
         """Ops that cannot have a meaning in a static graph, whatever their operands."""
         target = node.target
         if isinstance(target, torch._ops.OpOverload):
-            if torch.Tag.nondeterministic_seeded in target.tags:
+            if torch.Tag.nondeterministic_seeded in target.tags and op_name(node) != "dropout":  # its handler looks
                 raise self.refuse(node, "the op is random")
             if target._schema.is_mutable:
                 raise self.refuse(node, "the op changes its operand in place")

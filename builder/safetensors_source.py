@@ -190,12 +190,13 @@ def _entry(fields: dict[str, Any], base: int) -> Entry:
 
 def _check_layout(path: Path, entries: dict[str, Entry], base: int, size: int) -> None:
     """Tensors must tile the data area exactly, each with the bytes its shape needs."""
-    position = base
-    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
+    for name, entry in entries.items():
         if entry.stop > size:
             raise CheckpointError(
                 f"{path}: truncated: tensor {name!r} ends at byte {entry.stop}, the file at {size}; download it again"
             )
+    position = base
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
         if entry.start != position:
             what = "overlaps its neighbour" if entry.start < position else "leaves a gap before it"
             raise CheckpointError(f"{path}: tensor {name!r} {what}: the header is damaged, download the file again")

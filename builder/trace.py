@@ -21,6 +21,7 @@ from torch import nn
 from ..runtime.errors import CheckpointError, UnsupportedModelError
 from .checkpoint import Checkpoint, offline
 from .trace_attention import AttentionTracer
+from .trace_names import stored_names
 from .trace_rope import fix_rope
 
 _EXAMPLE_TOKENS = 13  # any count works; a prime unlikely to equal a model dimension reads best in dumps
@@ -35,12 +36,12 @@ _NO_ATTENTION = (
 class TracedModel:
     """A model as one exported program over (input_ids [1,T], position_ids [1,T]) -> logits [1,T,V].
 
-    ``parameters``: each parameter and persistent buffer -> checkpoint names it may be stored under, best first.
+    ``parameters``: each parameter and persistent buffer -> the checkpoint tensor that holds it, None if it is missing.
     ``notes``: decisions the build report must show.
     """
 
     program: torch.export.ExportedProgram
-    parameters: dict[str, tuple[str, ...]]
+    parameters: dict[str, str | None]
     notes: tuple[str, ...]
     max_seq_len: int
     model_type: str
@@ -76,14 +77,14 @@ def trace(checkpoint: Checkpoint, *, max_seq_len: int) -> TracedModel:
         warnings.simplefilter("ignore")
         model = _empty_model(checkpoint, config)
         _refuse_by_modules(model)
-        names = _tensor_names(model)
+        names, notes = stored_names(model, checkpoint)
         _broadcast_parameters(model)
-        notes = fix_rope(model, max_seq_len)
+        notes += fix_rope(model, max_seq_len)
         attention.name_modules(model)
         program = _export(checkpoint, model, attention)
     if attention.calls == 0:
         raise UnsupportedModelError(f"{config.model_type}: {_NO_ATTENTION}")
-    return TracedModel(program, names, (*notes, *_unused(checkpoint, names)), max_seq_len, str(config.model_type))
+    return TracedModel(program, names, tuple(notes), max_seq_len, str(config.model_type))
 
 
 def _refuse_by_config(checkpoint: Checkpoint, config: Any) -> None:
@@ -105,15 +106,6 @@ def _refuse_by_modules(model: nn.Module) -> None:
         kind = type(module).__name__
         if kind.endswith(("Experts", "SparseMoeBlock", "MoE")):
             raise UnsupportedModelError(f"{name} ({kind}): mixtures of experts are not supported yet")
-
-
-def _unused(checkpoint: Checkpoint, names: dict[str, tuple[str, ...]]) -> list[str]:
-    """A note when the checkpoint holds tensors that the model has no use for (old rotary buffers aside)."""
-    known = {alias for aliases in names.values() for alias in aliases}
-    unused = [n for n in checkpoint.source.names() if n not in known and not n.endswith("rotary_emb.inv_freq")]
-    if not unused:
-        return []
-    return [f"{len(unused)} tensors of the checkpoint are not part of the model: {', '.join(unused[:5])}"]
 
 
 def _empty_model(checkpoint: Checkpoint, config: Any) -> nn.Module:
@@ -150,32 +142,6 @@ def _parameters_on_meta() -> Iterator[None]:
 
     with mock.patch.object(nn.Module, "register_parameter", register):
         yield
-
-
-def _tensor_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Each parameter and persistent buffer -> checkpoint names it may be stored under, best first.
-
-    Tied tensors share their names; a missing output head is the input embedding; a checkpoint of the bare
-    model lacks the base model's prefix.
-    """
-    by_tensor: dict[int, list[str]] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        by_tensor.setdefault(id(tensor), []).append(name)
-    names = {name: shared for shared in by_tensor.values() for name in shared}
-    head, embedding = _weight_name(model, "get_output_embeddings"), _weight_name(model, "get_input_embeddings")
-    if head in names and embedding in names and embedding not in names[head]:
-        names[head] = [*names[head], *names[embedding]]
-    prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    bare = {name: [n.removeprefix(prefix) for n in shared if n.startswith(prefix)] for name, shared in names.items()}
-    return {name: (*shared, *bare[name]) for name, shared in names.items()}
-
-
-def _weight_name(model: nn.Module, getter: str) -> str:
-    """The state dict name of the weight of the module that ``getter`` returns ("" if there is none)."""
-    module = getattr(model, getter)()
-    return next(
-        (f"{name}.weight" for name, found in model.named_modules() if module is not None and found is module), ""
-    )
 
 
 def _broadcast_parameters(model: nn.Module) -> None:
