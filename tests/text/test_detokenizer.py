@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pelton.builder.tokenizer_closure import close_tokenizer
 from pelton.runtime.errors import RequestError
 from pelton.runtime.text import IncrementalDetokenizer, Tokenizer
 
-from .tokenizers import KINDS, real_model, tiny
+from .tokenizers import KINDS, closed, real_model, tiny
 
 MIXED = "Größe 東京 🙂👩‍👩‍👧 e\u0301 ሰማይ 𒀀 the  fox\n"
 
@@ -127,7 +126,7 @@ def test_impossible_ids() -> None:
 
 
 def test_real_tokenizer() -> None:
-    tokenizer = Tokenizer.from_section(close_tokenizer(real_model()))
+    tokenizer = Tokenizer.from_section(closed(real_model()))
 
     @settings(max_examples=150, deadline=None, derandomize=True)
     @given(ids=id_lists(tokenizer), skip=st.booleans())

@@ -20,7 +20,7 @@ from pelton.runtime.errors import CheckpointError, TokenizerError
 from pelton.runtime.text import Tokenizer, unpack
 from pelton.runtime.text.vectors import check_vectors
 
-from .tokenizers import CHATML, CORPUS, SPECIAL, byte_level, real_model, save_folder, tiny
+from .tokenizers import CHATML, CORPUS, SPECIAL, byte_level, closed, real_model, save_folder, tiny
 
 TEXT = "The quick brown fox, 1234 Größe 東京 🙂\n\tx = 1"
 
@@ -145,7 +145,7 @@ def test_gguf(kind: str, tmp_path: Path) -> None:
 
 
 def test_real_model() -> None:
-    section = close_tokenizer(real_model())
+    section = closed(real_model())
     tokenizer = same_as_auto(real_model(), section)
     assert tokenizer.eos_token_ids == (2,)
     ids = tokenizer.encode_chat([{"role": "user", "content": "What is gravity?"}])

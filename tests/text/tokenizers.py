@@ -13,6 +13,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from pelton.builder.tokenizer_closure import close_tokenizer
 from pelton.runtime.text import Tokenizer, TokenizerSection
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -191,6 +192,12 @@ def save_folder(folder: Path, kind: str, template: str | None = None, **config: 
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
     return folder
+
+
+@functools.cache
+def closed(folder: Path) -> bytes:
+    """The section of a folder, made once."""
+    return close_tokenizer(folder)
 
 
 def real_model() -> Path:
