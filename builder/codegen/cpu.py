@@ -86,7 +86,7 @@ def compile_cpu(
     """
     cxx = find_compiler(compiler)
     units = _units(sources)
-    flags = (*_COMPILE, *sku.compiler_flags)
+    flags = (*cxx.extra_flags, *_COMPILE, *sku.compiler_flags)
     key = content_key(
         ("cpu-object-1", cxx.version, *flags, *_LINK, *(part for unit in units for part in unit), *template_files())
     )
@@ -155,7 +155,7 @@ def _build(
 
     with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
         objects = list(pool.map(lambda unit: compile_unit(*unit), units))
-    _run([*cxx.command, *_LINK, *objects, "-o", "kernels.so"], folder, "linking the kernels")
+    _run([*cxx.command, *cxx.extra_flags, *_LINK, *objects, "-o", "kernels.so"], folder, "linking the kernels")
     return (folder / "kernels.so").read_bytes()
 
 

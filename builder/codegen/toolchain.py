@@ -27,6 +27,11 @@ class Compiler:
     def is_clang(self) -> bool:
         return "clang" in self.version
 
+    @property
+    def extra_flags(self) -> tuple[str, ...]:
+        """Flags this compiler needs everywhere. Zig would else compile for the build machine's own CPU."""
+        return ("-target", "x86_64-linux-gnu") if "ziglang" in self.command else ()
+
 
 def find_compiler(preferred: str | None = None) -> Compiler:
     """``preferred``, else $CXX, else g++, clang++, or zig's c++; raises BuildError if there is none that runs."""
