@@ -119,6 +119,8 @@ def test_float16_overflow_is_an_error_and_infinity_is_not() -> None:
         source = small_source(w=np.asarray([70000.0], dtype))
         with pytest.raises(BuildError, match="does not fit float16"):
             evaluate(CastTo(Source("w", (1,), DType.from_numpy(np.dtype(dtype))), DType.F16), source)
+    with pytest.raises(BuildError, match="cannot make a weight from w: .*--dtype bfloat16"):
+        list(evaluate_chunks(expr, small_source(w=np.float32([70000.0]))))
     assert np.isinf(evaluate(expr, small_source(w=np.float32([np.inf])))[0])
 
 
