@@ -158,9 +158,9 @@ def test_closed_engine_reads_nothing(path: Path) -> None:
     engine = EngineFile.open(path)
     engine.close()
     engine.close()
-    with path.open("rb"):  # takes the number that the engine's descriptor had
-        with pytest.raises(EngineFormatError, match="cannot be read"):
-            engine.section("report")
+    # The file opened here takes the number that the engine's descriptor had.
+    with path.open("rb"), pytest.raises(EngineFormatError, match="cannot be read"):
+        engine.section("report")
 
 
 def test_newer_schema_says_upgrade(tmp_path: Path) -> None:
