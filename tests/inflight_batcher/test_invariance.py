@@ -115,3 +115,37 @@ def test_any_limits(seed, blocks, policy, chunking, chunk, tokens, batch, rows, 
     )
     got, _ = results(workload(seed, 6), blocks, depth=depth, config=config, rows=rows, windows=windows)
     assert got == alone(seed, 6, windows)
+
+
+def test_a_prompt_in_a_window_takes_blocks_from_decodes_already_planned() -> None:
+    """Decodes are planned first; a prompt of higher rank then needs their blocks in the same step."""
+    low = [([i] * 8, SamplingParams(max_tokens=40, seed=i, ignore_eos=True)) for i in range(3)]
+    high = (list(range(100, 170)), SamplingParams(max_tokens=4, seed=9, ignore_eos=True))
+    plan = {"windows": (40,), "block": 4}
+    expected = [results([item], 99, **plan)[0][0] for item in [*low, high]]
+    config = SchedulerConfig(capacity_policy=CapacityPolicy.MAX_UTILIZATION, max_chunk_tokens=4)
+    loop = make_loop(20, config=config, **plan)
+    requests = [add(loop, str(i), *item) for i, item in enumerate(low)]
+    loop.step()
+    requests.append(add(loop, "high", *high, priority=1.0))
+    run(loop)
+    assert [summary(request) for request in requests] == expected
+    assert loop.scheduler.num_preemptions > 0
+    assert requests[3].sequences[0].preemptions == 0
+
+
+def test_a_sequence_may_start_and_give_way_in_the_same_step() -> None:
+    big = (list(range(100, 170)), SamplingParams(max_tokens=4, seed=9, ignore_eos=True))
+    small = ([7, 8, 9], SamplingParams(max_tokens=2, seed=1, ignore_eos=True))
+    plan = {"windows": (38,), "block": 4}
+    expected = [results([item], 99, **plan)[0][0] for item in (big, small)]
+    config = SchedulerConfig(capacity_policy=CapacityPolicy.MAX_UTILIZATION, max_chunk_tokens=4)
+    loop = make_loop(11, config=config, **plan)
+    requests = [add(loop, "big", *big)]
+    while loop.scheduler.kv.groups[0].pool.num_free > 1:
+        loop.step()
+    requests.append(add(loop, "small", *small))
+    loop.step()
+    assert requests[1].sequences[0].preemptions == 1
+    run(loop)
+    assert [summary(request) for request in requests] == expected

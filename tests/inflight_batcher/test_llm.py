@@ -159,6 +159,10 @@ def test_logprobs() -> None:
     assert out.prompt_logprobs[2] is not None
     assert out.prompt_logprobs[2][99].logprob == pytest.approx(raw_logprob(chain, 99))
     assert out.prompt_logprobs[2][99].decoded_token == "c"
+    out = llm.generate("abc", SamplingParams(max_tokens=2, prompt_logprobs=3, ignore_eos=True))[0]
+    assert out.prompt_logprobs is not None
+    assert all(entry is None or 3 <= len(entry) <= 4 for entry in out.prompt_logprobs)
+    assert out.outputs[0].logprobs is None
     plain = llm.generate("abc", SamplingParams(max_tokens=3))[0]
     assert plain.outputs[0].logprobs is None
     assert plain.prompt_logprobs is None
