@@ -59,4 +59,5 @@ def _gated(s: Sweep, gate: Node, up: Node, activation: str) -> Value:
     if bias:
         operands.append(derived_weight(s.graph, name + ".bias", TensorType(DType.F32, (rows,)), parts[1]))
     op = Gemm(out_features, DType.F32, DType.F32, bias=bias, activation=activation, gated=True)
+    s.origin = name
     return s.emit(op, *operands)

@@ -32,10 +32,11 @@ def _visit(s: Sweep, node: Node) -> list[Value] | None:
 
 
 def _gemm(s: Sweep, value: Value) -> tuple[Node, Gemm] | None:
-    """The GEMM that makes ``value`` for one reader only."""
+    """The GEMM that makes ``value`` for one reader only; what is fused into it keeps its origin."""
     node = producer(value, Gemm)
     if node is None or not isinstance(node.op, Gemm) or not s.used_once(value) or node.op.residual:
         return None
+    s.origin = node.origin
     return node, node.op
 
 

@@ -9,7 +9,7 @@ from ..ops.base import Op
 from ..ops.fused import KVWrite, PagedAttention, RMSNorm, Rope
 from ..ops.generic import Linear, Reshape, Slice
 from .match import producer
-from .names import merged_name
+from .names import merged_name, module_name
 from .rewriting import Sweep, derived_weight, sweep
 
 _BETWEEN: tuple[type[Op], ...] = (Reshape, RMSNorm, Rope)  # what may stand between a projection and attention
@@ -67,6 +67,7 @@ def _merge(s: Sweep, x: Value, parts: list[Node]) -> list[Value]:
     """One linear over the stacked weights, and a slice of its output for each part."""
     op = parts[0].op
     weights = [_stacked(s.graph, [part.inputs[i] for part in parts]) for i in range(1, len(parts[0].inputs))]
+    s.origin = module_name(weights[0].name)
     joined = s.emit(op, x, *weights)
     slices, offset = [], 0
     for part in parts:

@@ -111,7 +111,7 @@ BAD = {
     "line 3: unknown weight expression 'load'": INPUTS + "weight %w: f32[1] = load(x)",
     "line 3: .*'panel17'": INPUTS + "weight %w: f32[1]@panel17 = x",
     "line 3: expected the end of the line": INPUTS + "output %positions %positions",
-    "line 3: .*kind": INPUTS + "state kv.0 heap f32 [2,8] group 0 layout rows",
+    "line 3: .*'heap'": INPUTS + "state kv.0 heap f32 [2,8] group 0 layout rows",
     "line 3: .*not an integer": INPUTS + "names many",
     "line 2: the text ends without any input": "# nothing\n",
 }

@@ -18,6 +18,7 @@ from pelton.builder.oracle.kernels import REFERENCE_KERNELS
 from pelton.builder.oracle.reference import ReferenceDriver
 from pelton.builder.passes.pipeline import PassOptions, optimize
 from pelton.builder.target import Target
+from pelton.builder.text import parse_graph, print_graph
 from pelton.builder.trace import trace
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.plan import Ranges
@@ -56,9 +57,14 @@ def tiny_checkpoint(family: str, **settings: object) -> Checkpoint:
 
 
 def imported(family: str, **settings: object) -> Graph:
-    """A fresh graph of a tiny model, before any pass."""
+    """A fresh graph of a tiny model, before any pass. Traced once; passes change their graph, so it is parsed anew."""
+    return parse_graph(_imported_text(family, **settings))
+
+
+@functools.cache
+def _imported_text(family: str, **settings: object) -> str:
     checkpoint = tiny_checkpoint(family, **settings)
-    return import_graph(trace(checkpoint, max_seq_len=RANGES.max_seq_len), checkpoint)
+    return print_graph(import_graph(trace(checkpoint, max_seq_len=RANGES.max_seq_len), checkpoint))
 
 
 @functools.cache
