@@ -101,6 +101,8 @@ def in_dtype(expr: WeightExpr, dtype: DType) -> WeightExpr:
     match expr:
         case Source():
             return expr if expr.dtype == dtype else CastTo(expr, dtype)
+        case CastTo(dtype=known) if known == dtype:
+            return expr
         case CastTo(x=x, dtype=DType.F32) if not isinstance(x, Pack):
             return in_dtype(x, dtype)
         case Permute(x=x, axes=axes):

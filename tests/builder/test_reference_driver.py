@@ -12,6 +12,7 @@ from pelton.runtime.drivers.base import Driver
 from pelton.runtime.errors import DriverError
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.plan import decode_plan, encode_plan
+from pelton.runtime.golden import greedy_sampling
 from pelton.runtime.step import FROM_HISTORY, StepInputs
 from tests.builder.feeder import Feeder
 from tests.builder.tiny_engines import RANGES, TinyEngine, tiny_engine
@@ -185,3 +186,40 @@ def test_tensor_of_the_wrong_type_is_refused() -> None:
     feeder = Feeder(driver)
     with pytest.raises(DriverError, match="the plan wants"):
         feeder.feed((0, [5]))
+
+
+def test_layers_with_and_without_window() -> None:
+    """Two KV groups with block tables of their own; blocks that a window has passed are given back."""
+    settings = {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1, "num_hidden_layers": 3}
+    engine = tiny_engine("qwen2", kv_heads=2, **settings)
+    assert [(g.name, g.window) for g in engine.lowered.plan.kv_groups] == [("full", None), ("window12", 12)]
+    assert [s.group for s in engine.lowered.plan.states if s.kind == "paged_kv"] == [0, 1, 1]
+    tokens = [*PROMPT, *MATES[0]]
+    expected = reference_logits(engine.folder, tokens)
+    feeder = Feeder(engine.driver())
+    got = []
+    for start in range(0, len(tokens), 5):
+        inputs = feeder.inputs([(0, tokens[start : start + 5])])
+        full, window = (table.copy() for table in inputs.block_tables)
+        window[0] = np.where(window[0] >= 0, 63 - window[0], -1)  # other blocks in the other group
+        window[0, : max(0, start - 11) // 16] = -1  # a freed block
+        got.append(feeder.run(replace(inputs, block_tables=(full, window))).logits)
+    close(np.concatenate(got), expected)
+
+
+def test_many_rows_pass_through_the_tail_in_chunks() -> None:
+    """R = 0, fewer rows than a chunk, and rows in any order."""
+    engine = tiny_engine("llama", kv_heads=2)
+    whole = alone(engine, PROMPT)
+    for rows in ([], [39], [5, 3, 3, 39, 0, 8, 7, 6, 1, 2]):
+        feeder = Feeder(engine.driver())
+        inputs = feeder.inputs([(0, PROMPT)])
+        few = replace(
+            inputs,
+            logits_rows=np.array(rows, np.int32),
+            row_seq=np.zeros(len(rows), np.int32),
+            sampling=greedy_sampling(len(rows)),
+        )
+        outputs = feeder.run(few)
+        np.testing.assert_array_equal(outputs.logits, whole[rows])
+        np.testing.assert_array_equal(outputs.tokens, whole[rows].argmax(-1))
