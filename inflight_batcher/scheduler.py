@@ -285,6 +285,15 @@ class Scheduler:
             seq.in_flight += 1
         return Batch(chunks, self._started, self._copies, tokens, rows)
 
+    def check_idle(self) -> None:
+        """Raise PeltonError when nothing runs and yet a slot, a block or a promise was not given back. O(groups)."""
+        held = {group.name: group.pool.num_used for group in self.kv.groups if group.pool.num_used}
+        if held or any(self._promised) or len(self._free_slots) != self.num_slots:
+            raise PeltonError(
+                f"scheduler: idle, but blocks {held or 'none'}, promises {self._promised} and "
+                f"{self.num_slots - len(self._free_slots)} slots are still held; this is a bug"
+            )
+
     def check_integrity(self) -> None:
         """Raise PeltonError when queues, slots, promises or block tables contradict each other."""
         slots = [seq.slot for seq in self.running]

@@ -130,7 +130,10 @@ class StepLoop:
         if not self._in_flight or (planned and len(self._in_flight) < self._depth):
             return []
         batch, handle = self._in_flight.popleft()
-        return self._read(batch, handle.result())
+        events = self._read(batch, handle.result())
+        if not self.has_work:
+            self.scheduler.check_idle()
+        return events
 
     def _read(self, batch: Batch, outputs: StepOutputs) -> list[TokenEvent]:
         """Give each row's value to its sequence; take out the sequences that ended."""

@@ -163,6 +163,7 @@ def test_logprobs() -> None:
     assert out.prompt_logprobs is not None
     assert all(entry is None or 3 <= len(entry) <= 4 for entry in out.prompt_logprobs)
     assert out.outputs[0].logprobs is None
+    assert llm.generate("a", SamplingParams(max_tokens=1, prompt_logprobs=3))[0].prompt_logprobs == [None]
     plain = llm.generate("abc", SamplingParams(max_tokens=3))[0]
     assert plain.outputs[0].logprobs is None
     assert plain.prompt_logprobs is None

@@ -214,6 +214,15 @@ def test_other_state_than_kv_forbids_sharing() -> None:
     assert not loop.scheduler._can_fork
 
 
+def test_a_leak_is_found_when_idle() -> None:
+    loop = make_loop()
+    add(loop, "a", [1], SamplingParams(max_tokens=2, ignore_eos=True))
+    loop.step()
+    loop.scheduler.kv.groups[0].pool.allocate()
+    with pytest.raises(PeltonError, match=r"idle, but blocks \{'group0': 1\}"):
+        loop.step()
+
+
 def test_ids_in_use_are_refused() -> None:
     loop = make_loop()
     add(loop, "a", [1])
