@@ -27,11 +27,12 @@ def live_nodes(graph: fx.Graph) -> set[fx.Node]:
     return live
 
 
-def module_path(node: fx.Node) -> str:
-    """The innermost module path that a node was traced in."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path = list(stack.values())[-1][0] if stack else ""
-    return str(path).removeprefix("net").removeprefix(".")
+def module_path(node: fx.Node) -> str | None:
+    """The innermost module path that a node was traced in ("" is the model itself), None if it is not recorded."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return None
+    return str(list(stack.values())[-1][0]).removeprefix("net").removeprefix(".")
 
 
 def op_name(node: fx.Node) -> str:

@@ -38,8 +38,8 @@ def expand_to(ctx: Importer, x: Value, shape: tuple[Dim, ...]) -> Value:
     return x if x.type.shape == shape else ctx.emit(Expand(shape), x)
 
 
-def expand(ctx: Importer, node: fx.Node, x: Value, *_: Operand, **__: Operand) -> Value:
-    return expand_to(ctx, x, ctx.dims(node))
+def expand(ctx: Importer, node: fx.Node, x: Operand, *_: Operand, **__: Operand) -> Value:
+    return expand_to(ctx, ctx.value(x), ctx.dims(node))
 
 
 def transpose_axes(ctx: Importer, x: Value, axes: tuple[int, ...]) -> Value:

@@ -34,6 +34,9 @@ from .trace import TracedModel
 #: Constants are folded up to this many elements; larger ones would bloat the engine.
 _MAX_FOLDED = 1 << 24
 
+#: Random or in-place by their schema, but not as traced: dropout in inference, detach_ of a fresh constant.
+_HARMLESS = ("dropout", "detach_")
+
 DTYPES = {torch.float32: DType.F32, torch.int64: DType.I32, torch.int32: DType.I32, torch.bool: DType.BOOL}
 
 #: What a name in the exported graph stands for: a graph value, a constant, a number, a dim, a list of these, ...
@@ -107,7 +110,8 @@ class Importer:
                 if node in live:
                     env[node] = maker()
             elif node in live:
-                self.origin = module_path(node) or self.origin
+                path = module_path(node)
+                self.origin = self.origin if path is None else path
                 resolved = fx.map_arg((node.args, node.kwargs), lambda n: env[n])
                 if node.op == "output":
                     return tuple(resolved[0][0])
@@ -164,8 +168,8 @@ class Importer:
     def _refuse_unfit(self, node: fx.Node) -> None:
         """Ops that cannot have a meaning in a static graph, whatever their operands."""
         target = node.target
-        if isinstance(target, torch._ops.OpOverload):
-            if torch.Tag.nondeterministic_seeded in target.tags and op_name(node) != "dropout":  # its handler looks
+        if isinstance(target, torch._ops.OpOverload) and op_name(node) not in _HARMLESS:
+            if torch.Tag.nondeterministic_seeded in target.tags:
                 raise self.refuse(node, "the op is random")
             if target._schema.is_mutable:
                 raise self.refuse(node, "the op changes its operand in place")

@@ -55,8 +55,7 @@ class _Logits(nn.Module):
         self.net = model
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        logits = self.net(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
-        assert isinstance(logits, torch.Tensor)
+        logits: torch.Tensor = self.net(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
         return logits
 
 
@@ -81,7 +80,7 @@ def trace(checkpoint: Checkpoint, *, max_seq_len: int) -> TracedModel:
         _broadcast_parameters(model)
         notes += fix_rope(model, max_seq_len)
         attention.name_modules(model)
-        program = _export(checkpoint, model, attention)
+        program = export(checkpoint, model, attention)
     if attention.calls == 0:
         raise UnsupportedModelError(f"{config.model_type}: {_NO_ATTENTION}")
     return TracedModel(program, names, tuple(notes), max_seq_len, str(config.model_type))
@@ -171,7 +170,7 @@ def _library_hooks(attention: AttentionTracer) -> Iterator[None]:
         yield
 
 
-def _export(checkpoint: Checkpoint, model: nn.Module, attention: AttentionTracer) -> torch.export.ExportedProgram:
+def export(checkpoint: Checkpoint, model: nn.Module, attention: AttentionTracer) -> torch.export.ExportedProgram:
     """torch.export over a dynamic token count; every failure is a refusal that quotes the reason."""
     tokens = torch.export.Dim("T", min=1)
     ids = torch.zeros(1, _EXAMPLE_TOKENS, dtype=torch.long)

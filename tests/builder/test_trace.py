@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pelton.builder.checkpoint import Checkpoint
 from pelton.builder.graph import Graph
@@ -15,7 +18,7 @@ from pelton.builder.importer import import_graph
 from pelton.builder.ops.fused import Embedding
 from pelton.builder.ops.generic import Attention, Linear
 from pelton.builder.trace import trace
-from pelton.builder.trace_masks import classify_mask
+from pelton.builder.trace_masks import MaskDescriptor, classify_mask
 from pelton.runtime.errors import CheckpointError, UnsupportedModelError
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.weight_expr import CastTo, Source
@@ -232,19 +235,109 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("model_type", REFUSED)
 def test_other_kinds_are_refused_with_the_reason(model_type: str, tmp_path: Path) -> None:
-    settings, reason = REFUSED[model_type]
-    checkpoint = untrained(model_type, tmp_path / "m", **settings)
+    extra, reason = REFUSED[model_type]
+    checkpoint = untrained(model_type, tmp_path / "m", **extra)
     with pytest.raises(UnsupportedModelError, match=rf"(?i){reason}"):
         import_graph(trace(checkpoint, max_seq_len=32), checkpoint)
 
 
-def untrained(model_type: str, folder: Path, **settings: Any) -> Checkpoint:
+def untrained(model_type: str, folder: Path, **extra: Any) -> Checkpoint:
     """A checkpoint of any family with transformers' own initial weights."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    config = AutoConfig.for_model(model_type, **{**_TINY, **settings})
+    config = AutoConfig.for_model(model_type, **{**_TINY, **extra})
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     with torch.random.fork_rng():
         torch.manual_seed(0)
         auto.from_config(config, dtype=torch.float32).save_pretrained(folder)
     return Checkpoint.open(folder)
+
+
+_LONGROPE = {
+    "rope_theta": 10000.0,
+    "rope_type": "longrope",
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [2.0 + 0.5 * i for i in range(8)],
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+@pytest.mark.parametrize("max_seq_len, length", [(128, 60), (32, 20)])
+def test_longrope_takes_the_factors_of_the_longest_sequence(max_seq_len: int, length: int, tmp_path: Path) -> None:
+    folder = make_tiny("llama", tmp_path / "m", rope_parameters=_LONGROPE, max_position_embeddings=128)
+    checkpoint = Checkpoint.open(folder)
+    traced = trace(checkpoint, max_seq_len=max_seq_len)
+    assert "longrope rope factors fixed" in traced.notes[0]
+    ids = random_ids(length)
+    ours = Interpreter(import_graph(traced, checkpoint), checkpoint.source).step({0: (0, ids)})[0]
+    assert relative_error(ours, reference_logits(folder, ids)) < 1e-4
+
+
+def test_rope_types_by_layer_are_fixed_one_by_one(tmp_path: Path) -> None:
+    rope = {
+        "full_attention": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    extra = {"rope_parameters": rope, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48}
+    layers = ["sliding_attention", "full_attention"]
+    checkpoint = untrained("gemma3_text", tmp_path / "m", layer_types=layers, sliding_window=8, **extra)
+    traced = trace(checkpoint, max_seq_len=100)
+    assert [note.split(":")[0] for note in traced.notes] == ["model.rotary_emb (full_attention)"]
+    graph = import_graph(traced, checkpoint)
+    frequencies = [c for c in graph.constants.values() if c.shape == (4,)]
+    assert len(frequencies) == 2
+    assert [g.window for g in graph.kv_groups] == [8, None]
+
+
+def test_tensors_that_the_model_does_not_use_are_noted(tmp_path: Path) -> None:
+    folder = make_tiny("llama", tmp_path / "m", num_hidden_layers=3)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 2'))
+    notes = trace(Checkpoint.open(folder), max_seq_len=64).notes
+    assert notes[0].startswith("9 tensors of the checkpoint are not part of the model: model.layers.2.input_layernorm")
+
+
+_CUSTOM = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class MineConfig(LlamaConfig):
+    model_type = "mine"
+
+
+class MineForCausalLM(LlamaForCausalLM):
+    config_class = MineConfig
+"""
+
+
+def test_custom_code_runs_only_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = make_tiny("llama", tmp_path / "m")
+    (folder / "mine.py").write_text(_CUSTOM)
+    document = json.loads((folder / "config.json").read_text())
+    code = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.MineForCausalLM"}
+    document |= {"model_type": "mine", "auto_map": code}
+    (folder / "config.json").write_text(json.dumps(document))
+    with pytest.raises(UnsupportedModelError, match="trust_remote_code"):
+        Checkpoint.open(folder)
+    checkpoint = Checkpoint.open(folder, trust_remote_code=True)
+    graph = import_graph(trace(checkpoint, max_seq_len=64), checkpoint)
+    assert len(graph.states) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(length=st.integers(2, 400), window=st.integers(1, 500), data=st.data())
+def test_every_window_is_found_and_any_flaw_is_seen(length: int, window: int, data: st.DataObject) -> None:
+    expected = MaskDescriptor("causal", None if window >= length else window)
+    assert classify_mask(lambda b, h, q, k: (k <= q) & (k > q - window), length) == expected
+    row = data.draw(st.integers(0, min(length, 90) - 1))
+    column = data.draw(st.integers(0, length - 1))
+
+    def flawed(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return ((k <= q) & (k > q - window)) ^ ((q == row) & (k == column))
+
+    if length > 2:
+        assert classify_mask(flawed, length).kind == "unknown"
