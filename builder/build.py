@@ -29,8 +29,8 @@ from .importer import import_graph
 from .kernels import KernelRegistry
 from .lower import Lowered, lower
 from .model_info import max_positions, model_info
-from .oracle.kernels import REFERENCE_KERNELS
 from .options import BuildOptions
+from .oracle.kernels import REFERENCE_KERNELS
 from .passes.pipeline import PassOptions, optimize
 from .progress import BuildProgress
 from .report import build_report, write_timings
@@ -126,7 +126,8 @@ def _check_output(out: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise BuildError(f"cannot write {out}: {error.strerror} in {folder}; choose a folder you may write to") from error
+        why = f"{error.strerror} in {folder}; choose a folder you may write to"
+        raise BuildError(f"cannot write {out}: {why}") from error
 
 
 def _registry_for(target: Target, registry: KernelRegistry) -> KernelRegistry:
@@ -233,5 +234,3 @@ def _counted(chunks: Iterator[np.ndarray], bar: BuildProgress) -> Iterator[np.nd
     for chunk in chunks:
         yield chunk
         bar.advance(chunk.nbytes)
-
-

@@ -38,7 +38,7 @@ class Target:
 _V3 = ("avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm")
 _V3_FLAGS = ("-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mf16c", "-mmovbe", "-mlzcnt")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
-_V4_FLAGS = (*_V3_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
+_V4_FLAGS = (*_V3_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl")
 _BF16 = (*_V4, "avx512_vnni", "avx512_bf16")
 _BF16_FLAGS = (*_V4_FLAGS, "-mavx512vnni", "-mavx512bf16")
 _SPR = (*_BF16, "amx_tile", "amx_int8", "amx_bf16", "avx512_fp16")

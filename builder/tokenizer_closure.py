@@ -8,6 +8,7 @@ side's own tokenizer must give the same answers. A difference is a build error, 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -259,14 +260,14 @@ def _fixed_clock() -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without transformers' warnings: what they say is checked here, and fails where it matters."""
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(logging.ERROR)
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        transformers_logging.set_verbosity(before)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -48,7 +48,8 @@ class LLM:
     threads: size of the CPU thread team; None takes all CPUs this process may use.
     max_kv_tokens / kv_cache_bytes: size of the KV cache; default: see ``kv_sizing.num_kv_blocks``.
     scheduler: policies and limits. seed: from which requests without a seed get theirs, in order of arrival.
-    verify_weights: "background", "before" (raises here) or "off". trust: "any" or "signed".
+    verify_weights: "background", "before" (raises here) or "off". trust: "any", or "signed" with the signer's
+      public_key (PEM bytes or a file).
 
     Raises EngineFormatError, TrustError, TargetMismatchError when the engine cannot be used here.
     """
@@ -64,13 +65,16 @@ class LLM:
         seed: int = 0,
         verify_weights: VerifyWeights = "background",
         trust: Trust = "any",
+        public_key: str | Path | bytes | None = None,
     ) -> None:
         self._listeners: dict[str, list[TokenEvent]] = {}
         self._count = 0
         if isinstance(engine, EngineParts):
             self._parts: EngineParts | None = engine
         else:
-            self._parts = load_engine(engine, threads=threads, trust=trust, verify_weights=verify_weights)
+            self._parts = load_engine(
+                engine, threads=threads, trust=trust, verify_weights=verify_weights, public_key=public_key
+            )
         parts = self._parts
         try:
             plan = parts.driver.plan

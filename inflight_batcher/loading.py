@@ -56,7 +56,12 @@ class EngineParts:
 
 
 def load_engine(
-    engine: str | Path | EngineFile, *, threads: int | None, trust: Trust, verify_weights: VerifyWeights
+    engine: str | Path | EngineFile,
+    *,
+    threads: int | None,
+    trust: Trust,
+    verify_weights: VerifyWeights,
+    public_key: str | Path | bytes | None,
 ) -> EngineParts:
     """Open an engine for this machine's best target. An ``EngineFile`` stays the caller's to close.
 
@@ -68,7 +73,7 @@ def load_engine(
         return _parts(engine, threads)
     if Path(engine).is_dir():
         raise EngineFormatError(f"{engine} is a folder, not an engine file: build it first with build-engine {engine}")
-    opened = EngineFile.open(engine, trust=trust, verify_weights=verify_weights)
+    opened = EngineFile.open(engine, trust=trust, verify_weights=verify_weights, public_key=public_key)
     try:
         parts = _parts(opened, threads)
     except BaseException:

@@ -47,7 +47,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _cached_engine(checkpoint: Path) -> Path:
-    """The engine of a checkpoint for this machine, built if the cache lacks it. The key is the content, not the path."""
+    """The engine of a checkpoint for this machine, built if the cache lacks it. The key is content, not path."""
     try:
         from .builder.checkpoint import Checkpoint
         from .builder.target import host

@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from .commands import build_engine, inspect, run, targets, verify
+from .commands import build_engine, inspect, refit, run, sign, targets, verify
 from .runtime.errors import PeltonError
 
-COMMANDS = {"run": run, "inspect": inspect, "verify": verify, "targets": targets}
+COMMANDS = {"run": run, "inspect": inspect, "verify": verify, "targets": targets, "sign": sign, "refit": refit}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def build_engine_main(argv: Sequence[str] | None = None) -> int:
 
 def _dashes(argv: Sequence[str]) -> list[str]:
     """Accept TensorRT-LLM's spelling of flags, with underscores (--max_batch_size); values are left alone."""
-    result = []
+    result: list[str] = []
     for i, word in enumerate(argv):
         if word == "--":
             return result + list(argv[i:])

@@ -56,7 +56,7 @@ def greedy_sampling(rows: int) -> SamplingInputs:
 
 
 def prompt_logits(driver: Driver, token_ids: list[int]) -> NDArray[np.float32]:
-    """fp32 logits [len, V] of one sequence fed in a single step. The driver must be allocated with a slot and blocks."""
+    """fp32 logits [len, V] of one sequence fed in a single step. The driver must have been given a slot and blocks."""
     plan: Plan = driver.plan
     count = len(token_ids)
     if FROM_HISTORY in token_ids:

@@ -62,9 +62,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if (arguments.checkpoint is None) == (arguments.checkpoint_dir is None):
         raise BuildError("give the checkpoint once: build-engine CHECKPOINT -o FILE")
     try:
-        from ..builder.progress import BuildProgress
-
         from ..api import build  # fmt: skip
+        from ..builder.progress import BuildProgress
     except ImportError as error:
         raise BuildError(f"build-engine needs the build extra: pip install 'pelton[build]' ({error})") from error
 

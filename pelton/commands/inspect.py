@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def describe(engine: EngineFile) -> dict[str, Any]:
         }
         for spec in engine.tensors.values()
     ]
-    weights = sum(int(t["bytes"]) for t in tensors)
+    weights = sum(spec.nbytes for spec in engine.tensors.values())
     size = engine.path.stat().st_size
     document: dict[str, Any] = {
         "engine": str(engine.path),
@@ -68,9 +69,8 @@ def describe(engine: EngineFile) -> dict[str, Any]:
 
 
 def _plan_summary(engine: EngineFile, key: str, plan: Plan) -> dict[str, Any]:
-    kv_bytes = sum(
-        2 * s.shape[0] * s.shape[1] * s.dtype.itemsize for s in plan.states if s.kind == "paged_kv" and len(s.shape) == 2
-    )
+    paged = [state for state in plan.states if state.kind == "paged_kv"]
+    kv_bytes = sum(2 * math.prod(state.shape) * state.dtype.itemsize for state in paged)
     return {
         "launches": len(plan.launches),
         "tail_launches": len(plan.launches) - plan.tail_start,
@@ -107,10 +107,12 @@ def _print(document: dict[str, Any], *, tensors: bool) -> None:
     console.print(f"[bold]{document['engine']}[/bold]  {sizes['file'] / 1e6:.1f} MB  schema {manifest['schema']}")
     console.print(f"identity   {document['identity']}")
     console.print(
-        f"model      {model['name']} ({model['architecture']}), {model['num_layers']} layers, hidden {model['hidden_size']}, "
-        f"{model['num_heads']} heads / {model['num_kv_heads']} KV heads of {model['head_dim']}, vocabulary {model['vocab_size']}"
+        f"model      {model['name']} ({model['architecture']}), {model['num_layers']} layers, "
+        f"hidden {model['hidden_size']}, {model['num_heads']} heads / {model['num_kv_heads']} KV heads of "
+        f"{model['head_dim']}, vocabulary {model['vocab_size']}"
     )
-    console.print(f"precision  {model['dtype']}; weights {sizes['weights'] / 1e6:.1f} MB, all else {sizes['other'] / 1e6:.2f} MB")
+    weights, other = sizes["weights"] / 1e6, sizes["other"] / 1e6
+    console.print(f"precision  {model['dtype']}; weights {weights:.1f} MB, all else {other:.2f} MB")
     console.print("ranges     " + ", ".join(f"{k} {v}" for k, v in manifest["ranges"].items()))
     for note in manifest["notes"]:
         console.print(f"note       {note}")

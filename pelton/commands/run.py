@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text; may repeat")
     parser.add_argument("--threads", type=int, metavar="N")
     parser.add_argument("--trust", choices=["any", "signed"], default="any")
+    parser.add_argument("--public-key", type=Path, metavar="PEM", help="the signer's key, for --trust signed")
     parser.add_argument("--verify-weights", choices=["background", "before", "off"], default="background")
     parser.add_argument("-q", "--quiet", action="store_true", help="the answer only")
 
@@ -45,6 +46,7 @@ def execute(arguments: argparse.Namespace) -> int:
         arguments.engine,
         threads=arguments.threads,
         trust=arguments.trust,
+        public_key=arguments.public_key,
         verify_weights=arguments.verify_weights,
     ) as llm:
         ids = _prompt_ids(llm, text, arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 HELP = "List the targets and what this machine can run."
 
@@ -17,7 +18,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from ..runtime.drivers.cpu.host import host_features
 
     features = host_features()
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "target": f"cpu:{sku.name}",
             "runs_here": features.issuperset(sku.features),
@@ -28,7 +29,8 @@ def execute(arguments: argparse.Namespace) -> int:
         }
         for sku in CPU_SKUS.values()
     ]
-    rows.append({"target": "reference", "runs_here": True, "missing": [], "dot": "none", "features": [], "compiler_flags": []})
+    anywhere = {"target": "reference", "runs_here": True, "missing": [], "dot": "none"}
+    rows.append(anywhere | {"features": [], "compiler_flags": []})
     best = max((s for s in CPU_SKUS.values() if features.issuperset(s.features)), key=lambda s: s.rank, default=None)
     if arguments.json:
         print(json.dumps({"host": f"cpu:{best.name}" if best else None, "targets": rows}, indent=2))
@@ -41,7 +43,7 @@ def execute(arguments: argparse.Namespace) -> int:
     for column in ("target", "runs here", "16-bit dot product", "missing on this machine"):
         table.add_column(column)
     for row in rows:
-        table.add_row(str(row["target"]), "yes" if row["runs_here"] else "no", str(row["dot"]), " ".join(row["missing"]))  # type: ignore[arg-type]
+        table.add_row(row["target"], "yes" if row["runs_here"] else "no", row["dot"], " ".join(row["missing"]))
     console = Console()
     console.print(table)
     console.print(f"host = cpu:{best.name}" if best else "host: no target in the table runs here")

@@ -11,12 +11,17 @@ HELP = "Check an engine's hashes, tokenizer vectors and golden vectors on this m
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("engine", type=Path)
     parser.add_argument("--threads", type=int, metavar="N")
+    parser.add_argument("--public-key", type=Path, metavar="PEM", help="also check the signature by this key")
     parser.add_argument("--hashes-only", action="store_true", help="do not run the engine (any machine)")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     from ..runtime.verify import verify_engine
 
+    if arguments.public_key is not None:
+        from ..runtime.format.signature import verify_signature
+
+        print(f"ok   signature: of {verify_signature(arguments.engine, arguments.public_key)}")
     failed = False
     for check in verify_engine(arguments.engine, threads=arguments.threads, run=not arguments.hashes_only):
         failed |= bool(check.problems)

@@ -10,7 +10,6 @@ import pytest
 
 from pelton import LLM, SamplingParams
 from pelton.inflight_batcher import SchedulerConfig
-
 from tests.e2e.conftest import ESSAY
 
 PARAMS = SamplingParams(temperature=0.8, top_p=0.9, seed=7, max_tokens=12, logprobs=5, ignore_eos=True)

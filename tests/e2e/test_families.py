@@ -59,7 +59,8 @@ def test_ragged_batch_scores_like_alone(model: Any) -> None:
         outputs = llm.generate([{"prompt_token_ids": ids[:n]} for n in lengths], params)
     for output, length in zip(outputs, lengths, strict=True):
         entries = output.prompt_logprobs
-        assert len(entries) == length and entries[0] is None
+        assert len(entries) == length
+        assert entries[0] is None
         for position in range(1, length):
             got = entries[position][ids[position]].logprob
             assert abs(got - logprobs[position - 1, ids[position]]) < 2e-3

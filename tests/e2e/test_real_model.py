@@ -12,7 +12,6 @@ import torch
 import transformers
 
 from pelton import LLM, SamplingParams
-
 from tests.e2e.conftest import ESSAY
 
 PROMPT_LENGTHS = (1, 15, 16, 17, 100, 600)

@@ -1,0 +1,87 @@
+"""The console commands on a tiny engine: run, inspect, verify, sign, refit, targets."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+import pelton
+from pelton.cli import build_engine_main, main
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: Callable[..., Path], engines: Callable[..., Path]) -> Path:
+    return engines(tiny("llama", kv_heads=2))
+
+
+def test_run_streams_the_same_text_as_generate(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(engine), "What is", "--raw", "--max-tokens", "12", "--temperature", "0"]) == 0
+    out, err = capsys.readouterr()
+    with pelton.LLM(engine) as llm:
+        (output,) = llm.generate("What is", pelton.SamplingParams(temperature=0, max_tokens=12))
+    assert out == output.outputs[0].text + "\n"
+    assert "tokens/s" in err
+
+
+def test_run_uses_the_chat_template(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(engine), "What is", "--max-tokens", "5", "--system", "Be brief", "-q"]) == 0
+    out, err = capsys.readouterr()
+    messages = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "What is"}]
+    with pelton.LLM(engine) as llm:
+        (output,) = llm.chat(messages, pelton.SamplingParams(temperature=0, max_tokens=5))
+    assert (out, err) == (output.outputs[0].text + "\n", "")
+
+
+def test_inspect_for_people(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(engine), "--tensors", "--launches", "cpu:x86-64-v3"]) == 2
+    assert "cpu:x86-64-v3" in capsys.readouterr().err
+    assert main(["inspect", str(engine), "--tensors"]) == 0
+    text = capsys.readouterr().out
+    for part in ("LlamaForCausalLM", "max_batch_size", "cpu.gemm", "arena", "qkv_proj", "checkpoint_hash"):
+        assert part in text
+
+
+def test_targets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["targets", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    by_name = {row["target"]: row for row in document["targets"]}
+    assert by_name[document["host"]]["runs_here"]
+    assert not by_name[document["host"]]["missing"]
+
+
+def test_sign_and_trust(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = shutil.copy(engine, tmp_path / "signed.engine")
+    key = Ed25519PrivateKey.generate()
+    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
+    encoding, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    private.write_bytes(key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain))
+    public.write_bytes(key.public_key().public_bytes(encoding, serialization.PublicFormat.SubjectPublicKeyInfo))
+    trusting = ["run", str(copy), "a", "--trust", "signed", "--public-key", str(public), "--max-tokens", "1"]
+    assert main(trusting) == 2
+    assert "no signature" in capsys.readouterr().err
+    assert main(["sign", str(copy), "--key", str(private)]) == 0
+    assert main(trusting) == 0
+    assert main(["verify", str(copy), "--public-key", str(public)]) == 0
+
+
+def test_refit_equals_a_build(tiny: Callable[..., Path], engine: Path, tmp_path: Path) -> None:
+    other = tiny("llama", kv_heads=2, seed=5)
+    assert main(["refit", str(engine), str(other), "-o", str(tmp_path / "refitted.engine")]) == 0
+    assert build_engine_main([str(other), "-o", str(tmp_path / "built.engine"), "-q"]) == 0
+    with pelton.LLM(tmp_path / "refitted.engine") as one, pelton.LLM(tmp_path / "built.engine") as two:
+        assert (one.logits([5, 6, 7]) == two.logits([5, 6, 7])).all()
+
+
+def test_underscored_flags(tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """TensorRT-LLM's spelling, and its names for input and output."""
+    out = tmp_path / "a_b.engine"
+    command = ["--checkpoint_dir", str(tiny("llama", kv_heads=2)), "--output_dir", str(out), "--max_batch_size=4", "-q"]
+    assert build_engine_main(command) == 0
+    assert main(["inspect", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["manifest"]["ranges"]["max_batch_size"] == 4
