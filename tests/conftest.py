@@ -6,6 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples every time, and no time limits: machines that run tests may be busy.
+settings.register_profile("pelton", derandomize=True, deadline=None, database=None)
+settings.load_profile("pelton")
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import numpy as np
 
 from ...runtime.errors import DriverError
 from ...runtime.format.plan import Plan
-from ...runtime.step import FROM_HISTORY, NO_FORCED, SamplingInputs, StepInputs
+from ...runtime.step import FROM_HISTORY, NO_FORCED, StepInputs
 
 
 def check_allocation(plan: Plan, num_blocks: tuple[int, ...], num_slots: int) -> None:
@@ -122,14 +120,26 @@ def _check_tables(plan: Plan, step: StepInputs, num_blocks: tuple[int, ...]) -> 
                     raise DriverError(f"step input {name}: two sequences write block {block} in one step")
 
 
+#: Sampling parameters with one value a row.
+_PER_ROW: dict[str, type] = {
+    "temperature": np.float32,
+    "top_k": np.int32,
+    "top_p": np.float32,
+    "min_p": np.float32,
+    "repetition_penalty": np.float32,
+    "presence_penalty": np.float32,
+    "frequency_penalty": np.float32,
+    "seed": np.uint64,
+    "num_logprobs": np.int32,
+    "prompt_len": np.int32,
+    "forced": np.int32,
+}
+
+
 def _check_sampling(plan: Plan, step: StepInputs) -> None:
     sampling, rows = step.sampling, step.num_rows
-    for item in fields(SamplingInputs):
-        if item.name in ("bias_start", "bias_ids", "bias_values", "mask"):
-            continue
-        data = getattr(sampling, item.name)
-        dtype = np.uint64 if item.name == "seed" else (np.int32 if data.dtype == np.int32 else np.float32)
-        _array(f"sampling.{item.name}", data, dtype, (rows,))
+    for name, dtype in _PER_ROW.items():
+        _array(f"sampling.{name}", getattr(sampling, name), dtype, (rows,))
     most = plan.ranges.max_logprobs
     wanted, forced = sampling.num_logprobs, sampling.forced
     allowed = f"-1 to {most}; or rebuild with --max-logprobs"

@@ -164,6 +164,29 @@ def test_sizes_beyond_the_ranges_name_the_flag() -> None:
         feeder.driver.execute(spoiled)
 
 
+BAD_SAMPLING = {
+    "sampling.temperature is int32": {"temperature": np.zeros(3, I32)},
+    r"sampling.seed is uint64\[2\]": {"seed": np.zeros(2, np.uint64)},
+    r"sampling.num_logprobs\[1\] is 6.*--max-logprobs": {"num_logprobs": np.array([0, 6, 0], I32)},
+    r"sampling.forced\[2\] is 300": {"forced": np.array([-1, 3, 300], I32)},
+    "sampling.bias_start must": {
+        "bias_start": np.array([0, 2, 1, 2], I32),
+        "bias_ids": np.array([1, 2], I32),
+        "bias_values": np.zeros(2, np.float32),
+    },
+    r"sampling.mask is uint32\[3, 9\]": {"mask": np.zeros((3, 9), np.uint32)},
+}
+
+
+@pytest.mark.parametrize("message", BAD_SAMPLING)
+def test_bad_sampling_parameters_are_refused(message: str) -> None:
+    feeder = Feeder(tiny_engine("llama", kv_heads=2).driver())
+    inputs = feeder.inputs([(0, [5, 6, 7])])
+    changes = BAD_SAMPLING[message]
+    with pytest.raises(DriverError, match=message):
+        feeder.driver.execute(replace(inputs, sampling=replace(inputs.sampling, **changes)))  # type: ignore[arg-type]
+
+
 def test_order_of_calls_is_checked() -> None:
     driver = tiny_engine("llama", kv_heads=2).driver()
     feeder = Feeder(driver)
