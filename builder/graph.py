@@ -6,7 +6,7 @@ constant, or a node. A node keeps its origin, the module path in the model it ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -100,17 +100,3 @@ class Graph:
         for node in self.nodes:
             node.inputs = [new if v is old else v for v in node.inputs]
         self.outputs = [new if v is old else v for v in self.outputs]
-
-    def rewrite(self, visit: Callable[[Node], list[Node] | None]) -> int:
-        """Replace nodes in one sweep: ``visit`` returns replacement nodes or None to keep. Returns how many changed."""
-        changed = 0
-        result: list[Node] = []
-        for node in self.nodes:
-            new = visit(node)
-            if new is None:
-                result.append(node)
-            else:
-                changed += 1
-                result.extend(new)
-        self.nodes = result
-        return changed
