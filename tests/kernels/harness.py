@@ -8,11 +8,11 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from pelton.builder.codegen.cache import ObjectCache
 from pelton.builder.codegen.cpu import compile_cpu
@@ -20,6 +20,7 @@ from pelton.builder.kernels import Kernel, KernelCall, KernelRegistry
 from pelton.builder.ops.base import Op
 from pelton.builder.target import CPU_SKUS, Target
 from pelton.plugins import KERNELS
+from pelton.runtime.drivers.cpu.host import host_features
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.plan import Ranges
 from pelton.runtime.format.tensor_type import TOKEN_TYPE, TensorType
@@ -72,7 +73,8 @@ class Inputs:
     num_tokens: int = 1
     positions: np.ndarray | None = None
     query_start: np.ndarray | None = None
-    block_table: np.ndarray | None = None  # [S, max_blocks] of group 0
+    block_table: np.ndarray | None = None  # [S, max_blocks]
+    kv_group: int = 0  # the group whose block table it is; the others have none
     logits_rows: np.ndarray | None = None
     row_start: int = 0
     row_count: int = 0
@@ -89,7 +91,7 @@ class Inputs:
         step.positions = self._pointer(self.positions)
         step.logits_rows = self._pointer(self.logits_rows)
         if self.block_table is not None:
-            step.block_tables[0] = self._pointer(self.block_table)
+            step.block_tables[self.kv_group] = self._pointer(self.block_table)
             step.max_blocks = self.block_table.shape[1]
         return step
 
@@ -103,18 +105,23 @@ class Inputs:
 @functools.lru_cache(maxsize=1)
 def host_skus() -> tuple[str, ...]:
     """Names of the SKUs whose every feature this CPU has, in table order."""
-    flags: set[str] = set()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            flags = set(line.split(":", 1)[1].split())
-            break
-    return tuple(name for name, sku in CPU_SKUS.items() if set(sku.features) <= flags)
+    features = host_features()
+    return tuple(name for name, sku in CPU_SKUS.items() if set(sku.features) <= features)
 
 
-def skus_for(dtype: DType | None) -> tuple[str, ...]:
-    """SKUs of this host on which code for a dtype differs: bf16 has three ways to multiply, the others two."""
-    names = host_skus()
-    return names if dtype is BF16 or len(names) < 2 else (names[0], names[-1])
+#: The newest feature of each SKU: what the marker of a test on it asks for.
+_NEWEST = {
+    "x86-64-v3": "avx2",
+    "x86-64-v4": "avx512vl",
+    "x86-64-v4+vnni+bf16": "avx512_bf16",
+    "sapphirerapids": "amx_bf16",
+}
+
+
+def sku_params(dtype: DType | None = None, *before: Any) -> list[Any]:
+    """Test parameters (*before, SKU name) for the SKUs on which code differs: two ways to multiply, for bf16 more."""
+    names = list(CPU_SKUS) if dtype is BF16 else list(CPU_SKUS)[:2]
+    return [pytest.param(*before, name, marks=pytest.mark.isa(_NEWEST[name])) for name in names]
 
 
 def target_of(sku: str) -> Target:

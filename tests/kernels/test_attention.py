@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ from .harness import (
     pack_kv16,
     random_array,
     relative_error,
-    skus_for,
+    sku_params,
 )
 
 TOLERANCE = {F32: 1e-5, F16: 2e-3, BF16: 1e-2}
@@ -129,10 +130,11 @@ SHAPES = {
     "gqa_f16": Shape(4, 2, 24, F16, out=F16, softcap=3.0),
     "window_bf16": Shape(4, 2, 32, BF16, window=64),
 }
+LONG = {**SHAPES, "long_window_bf16": Shape(4, 2, 32, BF16, window=700)}
 LENGTHS = [3, 100, 64, 300]
 
 
-@pytest.mark.parametrize(("name", "sku"), [(n, sku) for n, s in SHAPES.items() for sku in skus_for(s.dtype)])
+@pytest.mark.parametrize(("name", "sku"), [p for n, s in SHAPES.items() for p in sku_params(s.dtype, n)])
 def test_matches_reference_and_never_depends_on_chunks_mates_or_workers(name: str, sku: str) -> None:
     world = World(SHAPES[name], LENGTHS, sku)
     everything = [(s, 0, n) for s, n in enumerate(LENGTHS)]
@@ -157,12 +159,12 @@ def test_matches_reference_and_never_depends_on_chunks_mates_or_workers(name: st
     assert bits(world.run(mixed, workers=2)) == bits(expected)
 
 
-@pytest.mark.parametrize("name", ["gqa_f32", "gqa_bf16"])
+@pytest.mark.parametrize("name", ["gqa_f32", "gqa_bf16", "long_window_bf16"])
 def test_long_sequence_is_shared_by_workers(name: str) -> None:
-    world = World(SHAPES[name], [1500], host_skus()[-1])
+    world = World(LONG[name], [1500], host_skus()[-1])
     chunk = [(0, 1490, 1500)]
     whole = world.run(chunk)
-    assert relative_error(whole, world.reference(chunk)) < TOLERANCE[SHAPES[name].dtype]
+    assert relative_error(whole, world.reference(chunk)) < TOLERANCE[LONG[name].dtype]
     for workers in (2, 3, 8):
         for position in (1490, 1499):
             alone = world.run([(0, position, position + 1)], workers)
@@ -174,3 +176,13 @@ def test_huge_scores_stay_finite() -> None:
     world.queries[0] *= np.float32(1e4)
     chunk = [(0, 0, 80)]
     assert relative_error(world.run(chunk), world.reference(chunk)) < 1e-4
+
+
+def test_reads_its_own_groups_block_table() -> None:
+    world = World(SHAPES["gqa_f32"], [40], host_skus()[-1])
+    step = world._step([(0, 0, 40)], world.table)
+    step.kv_group = 3
+    call = dataclasses.replace(world.call, kv_group=3)
+    operands = (world.queries[0], None)
+    (got,) = compiled(call, world.sku)(*operands, step=step, states=[pack_kv16(world.pages)])
+    assert bits(got) == bits(world.run([(0, 0, 40)]))

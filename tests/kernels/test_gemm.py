@@ -25,7 +25,7 @@ from .harness import (
     pack_panel16,
     random_array,
     relative_error,
-    skus_for,
+    sku_params,
 )
 
 TOLERANCE = {F32: 3e-6, F16: 2e-3, BF16: 1e-2}
@@ -76,7 +76,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("name", "sku"), [(n, sku) for n, c in CASES.items() for sku in skus_for(c.op.compute)])
+@pytest.mark.parametrize(("name", "sku"), [p for n, c in CASES.items() for p in sku_params(c.op.compute, n)])
 def test_matches_reference_and_never_depends_on_rows_or_workers(name: str, sku: str) -> None:
     case = CASES[name]
     whole = case.run(sku, slice(0, 67))

@@ -27,11 +27,11 @@ from .harness import (
     pack_panel16,
     random_array,
     relative_error,
-    skus_for,
+    sku_params,
     unpack_kv16,
 )
 
-SKUS = pytest.mark.parametrize("sku", skus_for(None))
+SKUS = pytest.mark.parametrize("sku", sku_params())
 I32 = DType.I32
 
 
