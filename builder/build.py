@@ -78,7 +78,8 @@ def build(
             graph = import_graph(traced, checkpoint)
         with bar.stage("optimise"):
             precision = options.precision(checkpoint.dtype)
-            graph = optimize(graph, PassOptions(precision, ranges, options.dump_ir, options.verify))
+            passes = PassOptions(precision, ranges, options.dump_ir, options.verify, checkpoint.source)
+            graph = optimize(graph, passes)
         lowered: dict[str, Lowered] = {}
         code: dict[str, bytes] = {}
         for target in targets:

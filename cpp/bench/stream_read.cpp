@@ -19,7 +19,7 @@ double now() {
 }
 
 // Four independent sums over one sequential stream; the compiler vectorises them.
-uint64_t read_all(const uint64_t *p, size_t n) {
+uint64_t read_all(const uint64_t* p, size_t n) {
   uint64_t a[32] = {};
   for (size_t i = 0; i + 32 <= n; i += 32)
     for (int j = 0; j < 32; ++j) a[j] += p[i + j];
@@ -30,20 +30,20 @@ uint64_t read_all(const uint64_t *p, size_t n) {
 
 }  // namespace
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
   const size_t bytes = (argc > 2 ? std::atol(argv[2]) : 400) << 20;
   if (threads < 1 || bytes < (1u << 20)) {
     std::fprintf(stderr, "usage: stream_read THREADS MEGABYTES\n");
     return 2;
   }
-  void *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
     std::perror("mmap");
     return 1;
   }
   madvise(memory, bytes, MADV_HUGEPAGE);
-  auto *words = static_cast<uint64_t *>(memory);
+  auto* words = static_cast<uint64_t*>(memory);
   for (size_t i = 0; i < bytes / 8; ++i) words[i] = i * 0x9E3779B97F4A7C15ull;
 
   const size_t share = bytes / 8 / threads;
@@ -66,7 +66,7 @@ int main(int argc, char **argv) {
         sink += read_all(words + t * share, share);
         seconds[t] = now() - start;
       });
-    for (auto &thread : team) thread.join();
+    for (auto& thread : team) thread.join();
     rates.push_back(share * 8 * threads / *std::max_element(seconds.begin(), seconds.end()) / 1e9);
   }
   std::sort(rates.begin(), rates.end());
