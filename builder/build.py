@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from .lower import Lowered, lower
 from .model_info import max_positions, model_info
 from .options import BuildOptions
 from .oracle.kernels import REFERENCE_KERNELS
+from .output import check_output
 from .passes.pipeline import PassOptions, optimize
 from .progress import BuildProgress
 from .report import build_report, write_timings
@@ -66,7 +66,7 @@ def build(
     Raises the typed errors of runtime/errors.py; see docs/architecture.md for the way through the layers.
     """
     out = Path(out)
-    _check_output(out)
+    check_output(out, Path(checkpoint_path))
     targets = resolve_targets(options.targets)
     with progress or BuildProgress(quiet=True) as bar:
         with bar.stage("read checkpoint"):
@@ -114,21 +114,6 @@ def build(
         size = out.stat().st_size
         timings = write_timings(out, bar.stages, size)
     return BuildResult(out, size, timings, tuple(map(str, targets)), tuple(notes))
-
-
-def _check_output(out: Path) -> None:
-    """Fail before minutes of work, not after: the output's folder must take files."""
-    folder = out.parent
-    if out.is_dir():
-        raise BuildError(f"{out} is a folder; -o names the engine file to write")
-    if not folder.is_dir():
-        raise BuildError(f"cannot write {out}: the folder {folder} does not exist; create it first")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        why = f"{error.strerror} in {folder}; choose a folder you may write to"
-        raise BuildError(f"cannot write {out}: {why}") from error
 
 
 def _registry_for(target: Target, registry: KernelRegistry) -> KernelRegistry:

@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..runtime.errors import BuildError
 from .kernels import KernelRegistry
 from .lower import Lowered
+from .output import report_path
 from .progress import Stage
 from .target import Target
 
@@ -58,8 +60,15 @@ def write_timings(out: Path, stages: Sequence[Stage], engine_bytes: int) -> floa
         "seconds": round(total, 3),
         "stages": [{"name": s.name, "seconds": round(s.seconds, 3), "bytes": s.bytes} for s in stages],
     }
-    path = out.with_name(out.name + ".report.json")
+    path = report_path(out)
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    temporary.write_text(json.dumps(document, indent=2) + "\n")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(document, indent=2) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        raise BuildError(
+            f"{out} is complete, but its timings cannot be written to {path}: {error.strerror}; make room there"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
     return total
