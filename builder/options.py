@@ -16,6 +16,17 @@ DTYPES = {"float32": DType.F32, "float16": DType.F16, "bfloat16": DType.BF16}
 _DEFAULT_NUM_TOKENS = 2048
 _DEFAULT_BATCH_SIZE = 64
 _LOGITS_CHUNK = 16
+#: Most that a flag may say. Beyond these no machine has the memory, and sizes would leave 32 bits.
+_MOST = {
+    "max_batch_size": 1 << 14,
+    "max_num_tokens": 1 << 20,
+    "max_seq_len": 1 << 24,
+    "opt_num_tokens": 1 << 20,
+    "max_logits_rows": 1 << 20,
+    "tokens_per_block": 1 << 10,
+    "max_logprobs": 1 << 10,
+    "jobs": 1 << 10,
+}
 
 
 @dataclass(frozen=True)
@@ -39,10 +50,14 @@ class BuildOptions:
     golden: bool = True  # compute golden vectors for `pelton verify`
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int) and not isinstance(value, bool) and field.name != "jobs" and value < 1:
-                raise BuildError(f"{flag(field.name)} must be at least 1, not {value}")
+        optional = {field.name for field in fields(self) if field.default is None}
+        for name, most in _MOST.items():
+            value: object = getattr(self, name)
+            if value is None and name in optional:
+                continue
+            least = 0 if name == "jobs" else 1
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise BuildError(f"{flag(name)} must be an integer from {least} to {most}, not {value!r}")
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise BuildError(f"--dtype {self.dtype!r} is not one of auto, {', '.join(DTYPES)}")
         if self.tokens_per_block % 16:
