@@ -163,7 +163,10 @@ def check_config(where: Path, config: dict[str, Any], trust_remote_code: bool = 
     nested = config.get("text_config")
     text: dict[str, Any] = nested if isinstance(nested, dict) else config
     heads, kv_heads = text.get("num_attention_heads"), text.get("num_key_value_heads")
-    for key in ("num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size", "num_hidden_layers"):
+    for key in (
+        *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "num_hidden_layers"),
+        *("vocab_size", "max_position_embeddings"),
+    ):
         value = text.get(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise CheckpointError(f"{where}: {key} is {value!r}; a positive integer is needed")

@@ -20,11 +20,18 @@ def model_info(checkpoint: Checkpoint, tokenizer: bytes | None, precision: DType
     heads = _integer(config, "num_attention_heads")
     hidden = _integer(config, "hidden_size")
     generation = checkpoint.generation_config
+    ends = tuple(end_ids(config, generation, tokenizer))
+    vocabulary = _integer(config, "vocab_size")
+    if outside := [i for i in ends if not 0 <= i < vocabulary]:
+        raise CheckpointError(
+            f"config.json or generation_config.json: eos_token_id {outside} is outside the vocabulary of {vocabulary} "
+            "tokens, so generation could not end; correct it"
+        )
     defaults = {k: generation[k] for k in _SAMPLING_FIELDS if isinstance(generation.get(k), int | float)}
     return ModelInfo(
-        architecture=(config.get("architectures") or [config.get("model_type", "?")])[0],
+        architecture=_architecture(config),
         name=checkpoint.name,
-        vocab_size=_integer(config, "vocab_size"),
+        vocab_size=vocabulary,
         hidden_size=hidden,
         num_layers=_integer(config, "num_hidden_layers"),
         num_heads=heads,
@@ -32,7 +39,7 @@ def model_info(checkpoint: Checkpoint, tokenizer: bytes | None, precision: DType
         head_dim=int(config.get("head_dim") or hidden // heads),
         max_position_embeddings=int(config.get("max_position_embeddings") or 0),
         dtype=precision,
-        eos_token_ids=tuple(end_ids(config, generation, tokenizer)),
+        eos_token_ids=ends,
         bos_token_id=_optional_id(config, generation, "bos_token_id"),
         pad_token_id=_optional_id(config, generation, "pad_token_id"),
         generation_defaults=defaults,
@@ -48,9 +55,21 @@ def max_positions(config: dict[str, Any]) -> int | None:
     if not isinstance(stated, int):
         return None
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise CheckpointError(f"config.json: the rope parameters are {rope!r}; a JSON object is needed")
     if rope.get("rope_type", rope.get("type")) == "dynamic":
-        return int(stated * float(rope.get("factor", 1.0)))
+        factor = rope.get("factor", 1.0)
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor < 1e6:
+            raise CheckpointError(f"config.json: the rope factor is {factor!r}; a number of at least 1 is needed")
+        return int(stated * factor)
     return stated
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    named = config.get("architectures")
+    if isinstance(named, list) and named and isinstance(named[0], str):
+        return named[0]
+    return str(config.get("model_type", "?"))
 
 
 def _integer(config: dict[str, Any], key: str) -> int:

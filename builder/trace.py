@@ -120,11 +120,15 @@ def _empty_model(checkpoint: Checkpoint, config: Any) -> nn.Module:
                 attn_implementation=_IMPLEMENTATION,
                 trust_remote_code=checkpoint.trust_remote_code,
             )
-    except (ValueError, KeyError, NotImplementedError) as error:
+    except KeyError as error:
+        raise UnsupportedModelError(
+            f"{config.model_type}: the config names {error}, which transformers has not"
+        ) from error
+    except (ValueError, NotImplementedError) as error:
         raise UnsupportedModelError(
             f"{config.model_type}: transformers cannot make this model with an attention of ours: {error}"
         ) from error
-    except (TypeError, RuntimeError, AttributeError, ZeroDivisionError) as error:
+    except (TypeError, RuntimeError, AttributeError, ZeroDivisionError, AssertionError) as error:
         raise CheckpointError(f"{checkpoint.path}: no model can be made from the config: {error}") from error
     return model.eval()
 
