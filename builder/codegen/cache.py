@@ -56,10 +56,22 @@ class ObjectCache:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-            raise BuildError(
-                f"cannot write the object cache at {self._objects}: {error.strerror}; "
-                f"set PELTON_CACHE to a writable folder"
-            ) from error
+            raise self._refusal(error) from error
+
+    def require_writable(self) -> None:
+        """Raise BuildError unless ``put`` can work: asked before a long compilation, not after it."""
+        try:
+            made = next(folder for folder in (self._objects, *self._objects.parents) if folder.exists())
+            with tempfile.TemporaryFile(dir=made):
+                pass
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: OSError) -> BuildError:
+        return BuildError(
+            f"cannot write the object cache at {self._objects}: {error.strerror}; "
+            "set PELTON_CACHE or --cache-dir to a folder you may write to"
+        )
 
     def _read(self, key: str) -> bytes | None:
         try:

@@ -7,6 +7,7 @@ function per kernel, and has the same bytes wherever the same compiler made it.
 from __future__ import annotations
 
 import functools
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -93,6 +94,7 @@ def compile_cpu(
     found = cache.get(key)
     if found is not None:
         return found
+    cache.require_writable()
     with tempfile.TemporaryDirectory(prefix="pelton-cc-") as folder:
         data = _build(Path(folder), units, cxx, flags, [symbol for symbol, _ in sources], jobs)
     _check(data, [symbol for symbol, _ in sources], sku)
@@ -156,7 +158,12 @@ def _build(
     with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
         objects = list(pool.map(lambda unit: compile_unit(*unit), units))
     _run([*cxx.command, *cxx.extra_flags, *_LINK, *objects, "-o", "kernels.so"], folder, "linking the kernels")
-    return (folder / "kernels.so").read_bytes()
+    try:
+        return (folder / "kernels.so").read_bytes()
+    except OSError as error:
+        raise BuildError(
+            f"{shlex.join(cxx.command)} reported success but wrote no object ({error.strerror}); it is no C++ compiler"
+        ) from error
 
 
 def _run(command: list[str], folder: Path, what: str) -> None:

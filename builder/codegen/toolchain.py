@@ -36,8 +36,11 @@ class Compiler:
 def find_compiler(preferred: str | None = None) -> Compiler:
     """``preferred``, else $CXX, else g++, clang++, or zig's c++; raises BuildError if there is none that runs."""
     wanted = preferred or os.environ.get("CXX")
-    if wanted:
-        return _probe(tuple(shlex.split(wanted)))
+    if wanted and not wanted.isspace():
+        try:
+            return _probe(tuple(shlex.split(wanted)))
+        except ValueError as error:
+            raise BuildError(f"the C++ compiler command {wanted!r} cannot be read ({error}); {_REMEDY}") from error
     for name in ("g++", "clang++"):
         if shutil.which(name):
             return _probe((name,))
