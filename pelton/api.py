@@ -25,10 +25,13 @@ def build(
     **options: Any,
 ) -> BuildResult:
     """Build an engine; ``options`` are the fields of builder.options.BuildOptions (max_batch_size, dtype, ...)."""
-    from .builder.build import build as run
-    from .builder.kernels import KernelRegistry
-    from .builder.options import BuildOptions
-    from .plugins import KERNELS
+    try:
+        from .builder.build import build as run
+        from .builder.kernels import KernelRegistry
+        from .builder.options import BuildOptions
+        from .plugins import KERNELS
+    except ImportError as error:
+        raise BuildError(f"building needs the build extra: pip install 'pelton[build]' ({error})") from error
 
     targets = (target,) if isinstance(target, str) else tuple(target)
     return run(checkpoint, out, BuildOptions(targets=targets, **options), KernelRegistry(KERNELS), progress)
@@ -65,7 +68,13 @@ def _cached_engine(checkpoint: Path) -> Path:
         print(f"pelton: using the engine built before from {checkpoint}: {path}", file=sys.stderr)
         return path
     print(f"pelton: building an engine from {checkpoint} for {target} into {path}", file=sys.stderr)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BuildError(
+            f"cannot write the engine cache at {path.parent}: {error.strerror}; set PELTON_CACHE to a folder you may "
+            "write to"
+        ) from error
     from .builder.progress import BuildProgress
 
     build(checkpoint, path, progress=BuildProgress())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 
 from .commands import build_engine, inspect, refit, run, sign, targets, verify
 from .runtime.errors import PeltonError
@@ -16,18 +19,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`pelton COMMAND ...`; returns the exit status (0 good, 1 a problem found, 2 bad usage or input)."""
     from . import __version__
 
-    parser = argparse.ArgumentParser(prog="pelton", description="Run, inspect and check engines.")
+    parser = argparse.ArgumentParser(prog="pelton", allow_abbrev=False, description="Run, inspect and check engines.")
     parser.add_argument("--version", action="version", version=f"pelton {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
-        module.add_arguments(commands.add_parser(name, help=module.HELP, description=module.HELP))
+        module.add_arguments(commands.add_parser(name, help=module.HELP, description=module.HELP, allow_abbrev=False))
     arguments = parser.parse_args(_dashes(sys.argv[1:] if argv is None else argv))
     return _guarded(COMMANDS[arguments.command].execute, arguments)
 
 
 def build_engine_main(argv: Sequence[str] | None = None) -> int:
     """`build-engine CHECKPOINT -o ENGINE ...`."""
-    parser = argparse.ArgumentParser(prog="build-engine", description=build_engine.HELP)
+    parser = argparse.ArgumentParser(prog="build-engine", allow_abbrev=False, description=build_engine.HELP)
     build_engine.add_arguments(parser)
     return _guarded(build_engine.execute, parser.parse_args(_dashes(sys.argv[1:] if argv is None else argv)))
 
@@ -45,10 +48,15 @@ def _dashes(argv: Sequence[str]) -> list[str]:
 
 def _guarded(execute: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
     """Run a command; a typed error becomes one clear message and status 2."""
+    with contextlib.suppress(ValueError):  # outside the main thread signals are another's business
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         status = execute(arguments)
     except PeltonError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except MemoryError as error:
+        print(f"error: out of memory ({error}); lower --max-num-tokens or --max-batch-size", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -57,6 +65,11 @@ def _guarded(execute: Callable[[argparse.Namespace], int], arguments: argparse.N
         sys.stderr.close()
         return 141
     return status
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """A polite kill unwinds like an interrupt, so that temporary files go."""
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":
