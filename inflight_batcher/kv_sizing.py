@@ -11,6 +11,8 @@ from .scheduler import SchedulerConfig
 
 #: Share of the memory that is free at start which the KV cache may grow to, weights already counted.
 _MEMORY_SHARE = 0.5
+#: So many tokens may be asked for even where the ranges can use fewer.
+_LOOSE_KV_TOKENS = 1 << 20
 
 
 def num_kv_blocks(
@@ -35,9 +37,18 @@ def num_kv_blocks(
     sizes = [driver.block_bytes(group) for group in range(len(driver.plan.kv_groups))]
     alone = _blocks(driver, config, ranges.max_seq_len, sequences=1)
     everything = tuple(config.max_batch_size * blocks for blocks in alone)
+    for name, given in (("max_kv_tokens", max_kv_tokens), ("kv_cache_bytes", kv_cache_bytes)):
+        if given is not None and (isinstance(given, bool) or not isinstance(given, int)):
+            raise RequestError(f"{name}: got {given!r}; allowed: an integer")
     if max_kv_tokens is not None:
         if max_kv_tokens < block:
             raise RequestError(f"max_kv_tokens: got {max_kv_tokens}; allowed: at least one block of {block} tokens")
+        most = max(everything, default=1) * block
+        if max_kv_tokens > max(most, _LOOSE_KV_TOKENS):
+            raise RequestError(
+                f"max_kv_tokens: got {max_kv_tokens}; allowed: at most {max(most, _LOOSE_KV_TOKENS)}: "
+                f"{config.max_batch_size} sequences of {ranges.max_seq_len} tokens, all that run at once, hold {most}"
+            )
         return tuple(max_kv_tokens // block for _ in everything)
     asked = kv_cache_bytes
     if asked is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -105,6 +105,8 @@ class LLM:
         ``sampling_params``: for all prompts, or one for each; default ``default_sampling_params()``. RequestError for
         any bad prompt or parameter is raised before anything runs.
         """
+        if not isinstance(prompts, (str, Mapping, Iterable)):
+            raise _bad_prompt(prompts)
         batch = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
         params = self._params_for(len(batch), sampling_params)
         requests = [self._request(each, param) for each, param in zip(batch, params, strict=True)]
@@ -129,7 +131,11 @@ class LLM:
 
         ``template_arguments``: tools, add_generation_prompt (default true), and whatever the template reads.
         """
-        single = bool(messages) and isinstance(messages[0], Mapping)
+        if not isinstance(messages, (list, tuple)) or not messages:
+            raise RequestError(
+                f"messages: got {messages!r:.80}; allowed: a list of messages, or a list of such lists, not empty"
+            )
+        single = isinstance(messages[0], Mapping)
         conversations = [cast(Messages, messages)] if single else cast("Sequence[Messages]", messages)
         prompts: list[Prompt] = [
             {"prompt_token_ids": self.tokenizer.encode_chat(each, **template_arguments)} for each in conversations
@@ -208,6 +214,10 @@ class LLM:
             given = self.default_sampling_params()
         if isinstance(given, SamplingParams):
             return [given] * count
+        if not isinstance(given, (list, tuple)) or not all(isinstance(each, SamplingParams) for each in given):
+            raise RequestError(
+                f"sampling_params: got {given!r:.80}; allowed: SamplingParams, or a list of them, one for each prompt"
+            )
         if len(given) != count:
             raise RequestError(f"there are {count} prompts but {len(given)} sampling params: give one, or one for each")
         return given
@@ -220,10 +230,7 @@ class LLM:
         elif isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str):
             text = cast(TextPrompt, prompt)["prompt"]
         elif not isinstance(prompt, Mapping) or "prompt_token_ids" not in prompt:
-            raise RequestError(
-                f"prompt: got {type(prompt).__name__}; allowed: a string, {{'prompt': string}} or "
-                "{'prompt_token_ids': list of ids}"
-            )
+            raise _bad_prompt(prompt)
         ids = self.tokenizer.encode(text) if text is not None else cast(TokensPrompt, prompt)["prompt_token_ids"]
         if params.stop_strings and self._open_parts().detokenizer is None:
             raise RequestError("stop: there is no tokenizer, so stop strings cannot be found; use stop_token_ids")
@@ -285,6 +292,13 @@ class LLM:
             listener = self._listeners.get(event.request_id)
             if listener is not None:
                 listener.append(event)
+
+
+def _bad_prompt(prompt: object) -> RequestError:
+    return RequestError(
+        f"prompt: got {type(prompt).__name__}; allowed: a string, {{'prompt': string}} or "
+        "{'prompt_token_ids': list of ids}"
+    )
 
 
 def _token_decoder(tokenizer: TextTokenizer | None) -> Callable[[int], str] | None:

@@ -10,6 +10,9 @@ from typing import Any
 
 from ..runtime.errors import RequestError
 
+#: Of numbers that steps hold in fp32.
+_LARGEST = 1e30
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -43,12 +46,12 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _integer("n", self.n, low=1)
-        _number("temperature", self.temperature, low=0.0)
-        _integer("top_k", self.top_k, low=-1)
+        _number("temperature", self.temperature, low=0.0, high=_LARGEST)
+        _integer("top_k", self.top_k, low=-1, high=2**31 - 1)
         _number("top_p", self.top_p, low=0.0, high=1.0)
         _number("min_p", self.min_p, low=0.0, high=1.0)
-        _number("repetition_penalty", self.repetition_penalty, low=0.0)
-        if self.repetition_penalty == 0:
+        _number("repetition_penalty", self.repetition_penalty, low=0.0, high=_LARGEST)
+        if self.repetition_penalty < 1 / _LARGEST:
             raise _refuse("repetition_penalty", self.repetition_penalty, "a number above 0 (1 = off)")
         _number("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
         _number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)

@@ -184,6 +184,8 @@ class PinnedTeam:
 
     def __init__(self, threads: int | None, *, pin: bool) -> None:
         size = min(default_threads(), MAX_WORKERS) if threads is None else threads
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise DriverError(f"threads: got {size!r}; allowed: an integer from 1 to {MAX_WORKERS}")
         cpus = cpu_list()
         self._cpus = CLAIMS.take(size - 1, cpus) if pin and 1 < size <= len(cpus) else []
         try:
