@@ -72,7 +72,8 @@ def about(path: Path) -> Iterator[None]:
     except EngineFormatError as error:
         if str(error).startswith(f"{path}: "):
             raise
-        raise EngineFormatError(f"{path}: {error}") from error.__cause__
+        remedy = "" if ";" in str(error) else "; copy or build the engine again"
+        raise EngineFormatError(f"{path}: {error}{remedy}") from error.__cause__
 
 
 def decode_section(name: str, entry: SectionEntry, stored: bytes) -> bytes:
