@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 import pelton
+from pelton.cli import build_engine_main
 from tests.models import make_tiny
+
+from .refusals import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 ESSAY = (ROOT / "tests" / "data" / "essay.txt").read_text()
@@ -54,3 +57,19 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[key]
 
     return get
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """``run(*arguments, entry=...)`` a console script in this process: (status, stdout, stderr)."""
+
+    def call(*arguments: object, entry: Callable[..., int] = build_engine_main) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            status = entry([str(argument) for argument in arguments])
+        except SystemExit as leaving:  # argparse
+            status = int(leaving.code or 0)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call

@@ -1,0 +1,129 @@
+"""What is not an engine, or not one for here, or altered in any part: refused with one clear error, and never run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import pelton
+from pelton.cli import main
+from pelton.runtime.errors import EngineFormatError, PeltonError
+from pelton.runtime.format.container import EngineFile, EngineWriter
+
+from .refusals import Run, check_refused, flipped
+
+
+@pytest.fixture(scope="module")
+def sound(tiny: Any, engines: Any) -> bytes:
+    return bytes(engines(tiny("llama")).read_bytes())
+
+
+def check_engine_refused(path: Path, run: Run, *parts: str) -> None:
+    """Loading, inspecting, verifying and running all refuse it alike."""
+    with pytest.raises(EngineFormatError) as caught:
+        pelton.LLM(path)
+    for part in (str(path), *parts):
+        assert part in str(caught.value)
+    for command in (("inspect", path), ("verify", path), ("run", path, "hello")):
+        check_refused(run(*command, entry=main), str(path), *parts)
+
+
+def test_what_is_not_an_engine(sound: bytes, tiny: Any, tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "m.engine"
+    check_engine_refused(path, run, "No such file", "check the path")
+    weights = (tiny("llama") / "model.safetensors").read_bytes()
+    for content, part in [
+        (b"", "truncated or not an engine"),
+        (b"#!/bin/sh\necho hello\n", "not an engine"),
+        (weights, "not a pelton engine"),
+        (sound[:4000], "truncated"),
+        (sound[: len(sound) // 2], "truncated"),
+        (sound[:-1], "truncated"),
+        (sound + b"x", "bytes"),
+    ]:
+        path.write_bytes(content)
+        check_engine_refused(path, run, part)
+
+
+def test_a_folder_is_not_an_engine(tmp_path: Path, run: Run) -> None:
+    for command in ("inspect", "verify"):
+        check_refused(run(command, tmp_path, entry=main), "not a file")
+    check_refused(run("run", tmp_path, "hello", entry=main), "config.json is missing")
+
+
+def test_newer_schema(sound: bytes, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "old").write_bytes(sound)
+    with EngineFile.open(tmp_path / "old") as engine:
+        sections = {name: engine.section(name) for name in engine.sections if name not in ("hash_tree", "layouts")}
+        manifest = msgspec.structs.replace(engine.manifest, schema=engine.manifest.schema + 1, pelton_version="9.9")
+        specs = list(engine.tensors.values())
+        with EngineWriter(tmp_path / "new", manifest, specs, sections) as writer:
+            for spec in specs:
+                writer.write_tensor(spec.name, [engine.tensor(spec.name)])
+    check_engine_refused(tmp_path / "new", run, "schema", "9.9", "pip install -U pelton")
+
+
+def test_every_part_of_an_engine_is_guarded(sound: bytes, tmp_path: Path, run: Run) -> None:
+    """One flipped bit in the header, in each section, pad and tensor: `verify` finds it, nothing altered is used."""
+    path = tmp_path / "m.engine"
+    start = 8 + int.from_bytes(sound[:8], "little")
+    header = msgspec.json.decode(sound[8:start])
+    header.pop("__metadata__")
+    places = {name: tuple(start + at for at in entry["data_offsets"]) for name, entry in header.items()}
+    assert len(places) > 20
+    for name, (first, end) in {"the header": (0, start), **places}.items():
+        if first == end:
+            continue
+        path.write_bytes(flipped(sound, (first + end) // 2))
+        status, out, err = run("verify", path, entry=main)
+        assert status in (1, 2), name
+        assert ("FAIL hashes" if status == 1 else "error: ") in out + err, name
+        assert "golden" not in out or "golden" in name, name  # what is altered is not run
+        used = not name.startswith("__pad__") and name.removeprefix("section/") not in ("golden", "report", "weights")
+        if used:
+            with pytest.raises(EngineFormatError, match="the engine again"):
+                pelton.LLM(path, verify_weights="before")
+    path.write_bytes(sound)
+    assert run("verify", path, entry=main)[0] == 0
+
+
+def test_damaged_weights_stop_a_running_engine(sound: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "m.engine"
+    path.write_bytes(flipped(sound, len(sound) - 5000))
+    params = pelton.SamplingParams(max_tokens=200, ignore_eos=True)
+
+    def use() -> None:
+        with pelton.LLM(path, threads=1) as llm:
+            for _ in range(100):
+                llm.generate([{"prompt_token_ids": [5, 6]}], params)
+
+    with pytest.raises(EngineFormatError, match="weights are damaged .*copy or build the engine again"):
+        use()
+
+
+def test_engine_for_other_machines(tiny: Any, engines: Any, run: Run) -> None:
+    engine = engines(tiny("llama"), target="reference")
+    with pytest.raises(PeltonError, match="reference"):
+        pelton.LLM(engine)
+    check_refused(run("run", engine, "hello", entry=main), "reference")
+    assert run("inspect", engine, entry=main)[0] == 0
+    assert run("verify", engine, entry=main)[0] == 0
+
+
+def test_commands_refuse_bad_values(tiny: Any, engines: Any, run: Run) -> None:
+    engine = engines(tiny("llama"))
+    for flags, part in [
+        ("--max-tokens 1000", "--max-seq-len"),
+        ("--max-tokens -1", "max_tokens: got -1"),
+        ("--temperature -1", "temperature: got -1.0"),
+        ("--temperature nan", "temperature: got nan"),
+        ("--top-k -9", "top_k: got -9"),
+        ("--threads 0", "not 0"),
+        ("--trust signed", "sign"),
+    ]:
+        check_refused(run("run", engine, "hello", *flags.split(), entry=main), part)
+    check_refused(run("inspect", engine, "--launches", "cpu:z80", entry=main), "cpu:z80", "there is: ")
+    check_refused(run("run", engine, "x " * 600, entry=main), "--max-seq-len")
