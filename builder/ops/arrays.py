@@ -26,14 +26,21 @@ def rounded(x: np.ndarray, dtype: np.dtype) -> Floats:
     return values if dtype == np.float32 else values.astype(dtype).astype(np.float32)
 
 
+_PART_ELEMENTS = 1 << 24
+
+
 def rows_times(x: np.ndarray, weight: np.ndarray) -> Floats:
     """(x f32[...,K], weight f32[N,K]) -> f32[...,N]: x @ weight^T, one matrix-vector product per row."""
-    matrix = f32(weight)
-    rows = f32(x).reshape(-1, matrix.shape[1])
-    out = np.empty((rows.shape[0], matrix.shape[0]), np.float32)
-    for index, row in enumerate(rows):
-        np.dot(matrix, row, out=out[index])
-    return out.reshape(*x.shape[:-1], matrix.shape[0])
+    outputs, inner = weight.shape
+    rows = f32(x).reshape(-1, inner)
+    out = np.empty((rows.shape[0], outputs), np.float32)
+    # A part of the weight at a time, so that a large 16-bit matrix is never whole in fp32.
+    part = max(1, _PART_ELEMENTS // max(inner, 1))
+    for start in range(0, outputs, part):
+        matrix = f32(weight[start : start + part])
+        for index, row in enumerate(rows):
+            out[index, start : start + part] = np.dot(matrix, row)
+    return out.reshape(*x.shape[:-1], outputs)
 
 
 def rms_normalised(x: np.ndarray, eps: float) -> Floats:

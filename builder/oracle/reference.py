@@ -40,10 +40,12 @@ class ReferenceDriver:
 
     ``weight(name)`` gives a stored tensor (storage layout). Values live at their planned offsets in one arena of
     bytes, and memory that no later launch may read is overwritten, so a wrong memory plan gives NaN, not luck.
+    ``keep_weights`` False unpacks a weight anew at each use: slower, in the memory of one tensor.
     """
 
-    def __init__(self, plan: Plan, weight: Callable[[str], np.ndarray]) -> None:
+    def __init__(self, plan: Plan, weight: Callable[[str], np.ndarray], *, keep_weights: bool = True) -> None:
         self.plan = plan
+        self._keep_weights = keep_weights
         self._load = weight
         self._weights: dict[int, np.ndarray] = {}
         self._kernels = [_Kernel(spec) for spec in plan.kernels]
@@ -170,14 +172,17 @@ class ReferenceDriver:
         return raw.view(type_.dtype.numpy).reshape(type_.max_shape(context.symbols))
 
     def _weight(self, index: int, type_: TensorType) -> np.ndarray:
-        if index not in self._weights:
+        weight = self._weights.get(index)
+        if weight is None:
             ref = self.plan.weights[index]
             stored = TensorType(ref.dtype, ref.shape, ref.layout)
             data = np.asarray(self._load(ref.name))
             if data.nbytes != stored.nbytes() or data.dtype != ref.dtype.numpy:
                 raise DriverError(f"tensor {ref.name} is {data.dtype}{list(data.shape)}, the plan wants {stored}")
-            self._weights[index] = unpack(data.reshape(stored.storage_shape()), stored)
-        return self._weights[index].reshape(type_.max_shape({}))
+            weight = unpack(data.reshape(stored.storage_shape()), stored)
+            if self._keep_weights:
+                self._weights[index] = weight
+        return weight.reshape(type_.max_shape({}))
 
     def _kill(self, buffers: list[int]) -> None:
         for index in buffers:
