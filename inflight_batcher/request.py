@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .sequence import Sequence
 
 DEFAULT_PRIORITY = 0.5
+#: Most choices (SamplingParams.n) of one request.
+MAX_CHOICES = 256
 
 
 class ContextLengthError(RequestError):
@@ -99,6 +101,8 @@ def make_request(
             length,
             ranges.max_seq_len,
         )
+    if params.n > MAX_CHOICES:
+        raise RequestError(f"n: got {params.n}; one request has at most {MAX_CHOICES} choices. Send several requests")
     for name in ("logprobs", "prompt_logprobs"):
         asked = getattr(params, name)
         if asked is not None and asked > ranges.max_logprobs:

@@ -78,6 +78,7 @@ def test_logits(llm: pelton.LLM, token_ids: Any) -> None:
         ({"top_p": 1.5}, "top_p: got 1.5"),
         ({"min_p": -0.1}, "min_p: got"),
         ({"n": 0}, "n: got 0"),
+        ({"n": 10**6}, "n: got 1000000; .*at most 256"),
         ({"seed": "x"}, "seed: got 'x'"),
         ({"stop": [""]}, "stop: got"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens: got 5"),
