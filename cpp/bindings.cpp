@@ -10,6 +10,7 @@
 #include <deque>
 #include <string>
 
+#include "bindings_roofs.h"
 #include "error.h"
 #include "runner.h"
 
@@ -214,6 +215,31 @@ NB_MODULE(_core, m) {
           nb::arg("workers"), nb::arg("cpus") = std::vector<int>(), nb::arg("spin_us") = 50.0)
       .def_prop_ro("size", &Team::size);
 
+  nb::class_<WeightMap>(m, "WeightMap")
+      .def(
+          "__init__",
+          [](WeightMap* self, int fd, uint64_t offset, size_t nbytes, nb::bytes digests, bool move) {
+            const auto* data = static_cast<const std::byte*>(digests.data());
+            new (self) WeightMap(fd, offset, nbytes, {data, digests.size()}, move);
+          },
+          nb::arg("fd"), nb::arg("offset"), nb::arg("nbytes"), nb::arg("digests"), nb::arg("move"))
+      .def_prop_ro("address",
+                   [](const WeightMap& w) { return reinterpret_cast<uint64_t>(w.data()); })
+      .def_prop_ro("complete", &WeightMap::complete)
+      .def_prop_ro("moves", &WeightMap::moves)
+      .def_prop_ro("moved_bytes", &WeightMap::moved_bytes)
+      .def_prop_ro("damaged", &WeightMap::damaged)
+      .def("start", &WeightMap::start)
+      .def("stop", &WeightMap::stop, nb::call_guard<nb::gil_scoped_release>())
+      .def("finish", &WeightMap::finish, nb::arg("team"),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("wait", &WeightMap::wait, nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>())
+      .def("take_damage", [](WeightMap& w) {
+        std::vector<std::tuple<uint64_t, uint64_t>> ranges;
+        for (const auto& range : w.take_damage()) ranges.emplace_back(range.begin, range.end);
+        return ranges;
+      });
+
   nb::class_<CodeObject>(m, "CodeObject")
       .def(
           "__init__",
@@ -249,17 +275,18 @@ NB_MODULE(_core, m) {
           "__init__",
           [](Runner* self, std::shared_ptr<Team> team, std::shared_ptr<CodeObject> code,
              const std::vector<LaunchTuple>& launches, size_t tail_start, const Limits& limits,
-             const std::vector<std::tuple<size_t, uint64_t, size_t>>& paged) {
+             const std::vector<std::tuple<size_t, uint64_t, size_t>>& paged,
+             std::shared_ptr<WeightMap> weights) {
             std::vector<PagedState> states;
             for (const auto& [group, address, block_bytes] : paged) {
               states.push_back({group, reinterpret_cast<std::byte*>(address), block_bytes});
             }
             const auto specs = launch_specs(*code, launches);
             new (self) Runner(std::move(team), std::move(code), specs, tail_start, limits,
-                              std::move(states));
+                              std::move(states), std::move(weights));
           },
           nb::arg("team"), nb::arg("code"), nb::arg("launches"), nb::arg("tail_start"),
-          nb::arg("limits"), nb::arg("paged"))
+          nb::arg("limits"), nb::arg("paged"), nb::arg("weights").none() = nb::none())
       .def("execute", &execute, nb::arg("inputs"), nb::arg("outputs"))
       .def(
           "copy_blocks",
@@ -269,4 +296,6 @@ NB_MODULE(_core, m) {
           nb::call_guard<nb::gil_scoped_release>())
       .def("set_timing", &Runner::set_timing, nb::arg("on"))
       .def("take_timings", &timings_array);
+
+  bind_roofs(m);
 }

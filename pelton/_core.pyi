@@ -79,3 +79,20 @@ class Runner:
     def set_timing(self, on: bool) -> None: ...
     def take_timings(self) -> NDArray[np.int64]:
         """[n, 5]: launch, row_start, begin, kernel end, end (nanoseconds on worker 0) since the last call."""
+
+class Roofs:
+    """What this machine does at most: ``threads`` threads at once, thread i pinned to ``cpus[i]`` where given.
+
+    ``read_bytes``: the memory (on huge pages) that ``read`` reads; several times the last-level cache.
+    """
+
+    def __init__(self, threads: int, cpus: Sequence[int], read_bytes: int) -> None: ...
+    @staticmethod
+    def instructions() -> dict[str, str]:
+        """The peaks that this CPU has ("fma_f32", "dot_bf16", "dot_int8") -> the instruction measured."""
+
+    def read(self, passes: int) -> list[float]:
+        """Bytes a second of each pass."""
+
+    def peak(self, name: str, passes: int) -> list[float]:
+        """Operations a second (multiplications and additions) of each pass; NativeError without the instruction."""

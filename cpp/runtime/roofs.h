@@ -1,0 +1,47 @@
+// What this machine can do at most: reading memory, and arithmetic in registers. The roofs that
+// measurements are held against.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "region.h"
+
+namespace pelton {
+
+// Arithmetic whose peak can be measured. An operation is a multiplication or an addition.
+enum class Peak { kFmaF32, kDotBf16, kDotInt8 };
+
+// "fma_f32", "dot_bf16" (bf16 pairs into fp32) or "dot_int8" (u8 x s8 quads into int32).
+const char* peak_name(Peak peak);
+// The instruction that would be measured here ("avx512 vdpbf16ps"), or "" if this CPU has none.
+std::string peak_instruction(Peak peak);
+
+// Threads that each do the same work at once, pinned where ``cpus`` names a CPU for each.
+//
+// A pass lasts from the first thread's start to the last one's end. The rates of all passes are
+// returned: the caller takes medians.
+class Roofs {
+ public:
+  // ``read_bytes`` are read by read(); several times the last-level cache. Throws Error.
+  Roofs(int threads, std::vector<int> cpus, size_t read_bytes);
+
+  // Bytes a second of a sequential read from huge pages, each thread its own share.
+  std::vector<double> read(int passes) const;
+  // Operations a second of all threads. Throws Error if this CPU lacks the instruction.
+  std::vector<double> peak(Peak peak, int passes) const;
+
+  int threads() const { return threads_; }
+
+ private:
+  template <typename Work>
+  std::vector<double> seconds(int passes, const Work& work) const;
+
+  const int threads_;
+  const std::vector<int> cpus_;
+  const size_t share_;  // bytes of one thread, whole cache lines
+  const Region memory_;
+};
+
+}  // namespace pelton
