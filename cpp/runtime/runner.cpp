@@ -43,11 +43,12 @@ void count(const char* name, size_t size, int64_t wanted) {
 
 Runner::Runner(std::shared_ptr<Team> team, std::shared_ptr<CodeObject> code,
                const std::vector<LaunchSpec>& launches, size_t tail_start, const Limits& limits,
-               std::vector<PagedState> paged)
+               std::vector<PagedState> paged, std::shared_ptr<WeightMap> weights)
     : team_(std::move(team)),
       code_(std::move(code)),
       limits_(limits),
       paged_(std::move(paged)),
+      weights_(std::move(weights)),
       checker_(limits),
       tail_start_(tail_start) {
   if (tail_start > launches.size()) {
@@ -136,8 +137,11 @@ void Runner::execute(const StepArrays& step, const StepResults& results) {
     const size_t wanted = timings_.size() + tail_start_ + turns * (launches_.size() - tail_start_);
     if (wanted > timings_.capacity()) timings_.reserve(2 * wanted);
   }
+  if (weights_) weights_->before_step(*team_);
+  const int64_t begin = weights_ ? now_ns() : 0;
   team_->run([](void* self, pelton_worker* worker) { static_cast<Runner*>(self)->work(worker); },
              this);
+  if (weights_) weights_->after_step(now_ns() - begin);
 }
 
 void Runner::work(pelton_worker* worker) {

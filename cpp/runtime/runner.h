@@ -11,6 +11,7 @@
 #include "code_object.h"
 #include "region.h"
 #include "team.h"
+#include "weight_map.h"
 
 namespace pelton {
 
@@ -52,9 +53,10 @@ struct Timing {
 class Runner {
  public:
   // launches[:tail_start] run once a step, the rest once for each chunk of logits rows.
+  // ``weights``: those that launches point into, to be moved along with the steps; may be null.
   Runner(std::shared_ptr<Team> team, std::shared_ptr<CodeObject> code,
          const std::vector<LaunchSpec>& launches, size_t tail_start, const Limits& limits,
-         std::vector<PagedState> paged);
+         std::vector<PagedState> paged, std::shared_ptr<WeightMap> weights = nullptr);
 
   // Checks and runs one step; nothing has been written if it throws.
   void execute(const StepArrays& step, const StepResults& results);
@@ -82,6 +84,7 @@ class Runner {
   const std::shared_ptr<CodeObject> code_;  // keeps the kernels mapped
   const Limits limits_;
   const std::vector<PagedState> paged_;
+  const std::shared_ptr<WeightMap> weights_;
   StepChecker checker_;
   std::vector<Launch> launches_;
   size_t tail_start_;

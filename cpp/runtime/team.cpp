@@ -32,14 +32,7 @@ inline void pause() {
 #endif
 }
 
-// How often this process is a fork of a fork: lets run() notice a fork without a system call.
 std::atomic<uint64_t> g_fork_count{0};
-
-uint64_t fork_count() {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { g_fork_count.fetch_add(1); });
-  (void)registered;
-  return g_fork_count.load();
-}
 
 void pin(int cpu) {
   cpu_set_t set;
@@ -65,6 +58,12 @@ class DefaultFloats {
 };
 
 }  // namespace
+
+uint64_t fork_count() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { g_fork_count.fetch_add(1); });
+  (void)registered;
+  return g_fork_count.load();
+}
 
 // The order of the writer (value, then sleepers) and of the waiter (sleepers, then value) is
 // sequentially consistent: either the writer sees the sleeper, or the sleeper sees the new value.

@@ -12,6 +12,10 @@ namespace pelton {
 
 constexpr int kMaxWorkers = 64;  // kernels size their per-worker scratch by it
 
+// How often this process is a fork of a fork: another value than before means that threads, which
+// do not survive a fork, are gone. Not a system call.
+uint64_t fork_count();
+
 // A word that threads wait on: spin for a while, then sleep in the kernel (futex).
 // A writer enters the kernel only if somebody sleeps.
 class alignas(64) WaitWord {
