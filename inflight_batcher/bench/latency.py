@@ -1,0 +1,173 @@
+"""A fixed batch of sequences of fixed lengths, again and again, in turns with the roofs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...runtime.drivers.cpu.roofs import Roofs, median_roofs
+from ...runtime.errors import RequestError
+from .costs import Cost
+from .recorder import StepRecord, gaps_us
+from .report import PhaseRates, Report, Roofline, engine_info, machine_info, roof_info
+from .session import Session
+from .stats import median
+from .timeline import Timeline, dataset_info, performance, request_info, streaming_metrics
+from .workload import Length, random_jobs
+
+
+@dataclass(frozen=True)
+class LatencyOptions:
+    """``iterations`` runs are measured after ``warmup`` that are not; prompts depend on ``seed`` and the run."""
+
+    batch_size: int
+    input_len: int
+    output_len: int
+    iterations: int = 5
+    warmup: int = 1
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise RequestError for a number that makes no sense, whatever the engine."""
+        if self.iterations < 1 or self.warmup < 0:
+            raise RequestError(
+                f"iterations {self.iterations}, warmup {self.warmup}; allowed: iterations from 1, warmup from 0"
+            )
+
+
+@dataclass(frozen=True)
+class Run:
+    """One iteration: the steps, and when each sequence's tokens came (seconds of the performance counter)."""
+
+    start: float
+    steps: list[StepRecord]
+    timelines: list[Timeline]
+
+
+@dataclass(frozen=True)
+class LatencyResult:
+    options: LatencyOptions
+    report: Report
+    runs: list[Run]
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """A part of a run: what it had to do, and how long it took."""
+
+    seconds: float
+    tokens: int
+    steps: int
+    cost: Cost
+
+
+def measure_latency(
+    session: Session, options: LatencyOptions, progress: Callable[[str], None] = lambda line: None
+) -> LatencyResult:
+    """Run, and hold against the roofs. Raises RequestError if the engine cannot run such a batch."""
+    options.check()
+    session.check_batch(options.batch_size, options.input_len, options.output_len)
+    for index in range(options.warmup):
+        run_once(session, options, index)
+    roofs, runs = [session.meter.sample()], []
+    for index in range(options.iterations):
+        run = run_once(session, options, options.warmup + index)
+        runs.append(run)
+        roofs.append(session.meter.sample())
+        ttft = run.timelines[0].ttft
+        progress(f"run {index + 1} of {options.iterations}: first token after {ttft * 1e3:.1f} ms")
+    return LatencyResult(options, _report(session, options, runs, roofs), runs)
+
+
+def run_once(session: Session, options: LatencyOptions, index: int) -> Run:
+    """One batch from nothing to its last token."""
+    length, outputs = Length(options.input_len), Length(options.output_len)
+    # Other prompts each time: nothing of an earlier run may be found again.
+    jobs = random_jobs(options.batch_size, length, outputs, session.plan.vocab_size, options.seed * 1_000_003 + index)
+    requests = [session.request(job) for job in jobs]
+    loop = session.loop
+    session.recorder.take()
+    start = time.perf_counter()
+    timelines = {request.request_id: Timeline(start, options.input_len) for request in requests}
+    for request in requests:
+        loop.add(request)
+    while loop.has_work:
+        events = loop.step()
+        now = time.perf_counter()
+        for event in events:
+            timelines[event.request_id].tokens.append(now)
+    return Run(start, session.recorder.take(), list(timelines.values()))
+
+
+def _prefill(session: Session, run: Run) -> _Phase:
+    """All steps up to the one that gave the last sequence its first token."""
+    end = max(t.tokens[0] for t in run.timelines)
+    steps = [record for record in run.steps if record.end / 1e9 <= end]
+    tokens = sum(t.input_tokens for t in run.timelines)
+    return _Phase(end - run.start, tokens, len(steps), _total(session, steps))
+
+
+def decode_steps(run: Run) -> list[StepRecord]:
+    """The steps in which every sequence of the batch takes one more token; the first, of the prompt, is none."""
+    size = len(run.timelines)
+    return [r for r in run.steps if r.decodes_only and len(r.shape.counts) == size and min(r.shape.starts) > 0]
+
+
+def _decode(session: Session, run: Run) -> _Phase | None:
+    """From the end of the step before the decoding to the end of its last step."""
+    steps = decode_steps(run)
+    if not steps:
+        return None
+    before = run.steps[run.steps.index(steps[0]) - 1]
+    seconds = (steps[-1].end - before.end) / 1e9
+    return _Phase(seconds, len(steps) * len(run.timelines), len(steps), _total(session, steps))
+
+
+def _total(session: Session, steps: Sequence[StepRecord]) -> Cost:
+    return sum((session.costs.step(record.shape) for record in steps), Cost())
+
+
+def _rates(phases: list[_Phase | None], roofs: list[Roofs], peaks: list[float]) -> PhaseRates | None:
+    """Medians over the runs; run i lies between roofs i and i + 1."""
+    there = [(i, phase) for i, phase in enumerate(phases) if phase is not None and phase.seconds > 0]
+    if not there:
+        return None
+    reads = [phase.cost.read_bytes / phase.seconds for _, phase in there]
+    flops = [phase.cost.flops / phase.seconds for _, phase in there]
+    read_roofs = [(roofs[i].read + roofs[i + 1].read) / 2 for i, _ in there]
+    peak_roofs = [(peaks[i] + peaks[i + 1]) / 2 for i, _ in there]
+    return PhaseRates(
+        steps=there[0][1].steps,
+        tokens_per_s=statistics.median(phase.tokens / phase.seconds for _, phase in there),
+        read_gb_s=statistics.median(reads) / 1e9,
+        gflop_s=statistics.median(flops) / 1e9,
+        share_of_read=statistics.median(x / roof for x, roof in zip(reads, read_roofs, strict=True)),
+        share_of_peak=statistics.median(x / roof if roof else 0.0 for x, roof in zip(flops, peak_roofs, strict=True)),
+    )
+
+
+def _report(session: Session, options: LatencyOptions, runs: list[Run], roofs: list[Roofs]) -> Report:
+    timelines = [timeline for run in runs for timeline in run.timelines]
+    # Between runs the roofs were measured: only the runs themselves count.
+    seconds = sum(max(t.tokens[-1] for t in run.timelines) - run.start for run in runs)
+    kind = roofs[0].peak_of(session.compute)[0]
+    peaks = [roof.peak_of(session.compute)[1] for roof in roofs]
+    gaps = [gap for run in runs for gap in gaps_us(decode_steps(run))]
+    roofline = Roofline(
+        prefill=_rates([_prefill(session, run) for run in runs], roofs, peaks),
+        decode=_rates([_decode(session, run) for run in runs], roofs, peaks),
+        python_between_steps_us=median(gaps),
+        roofs=roof_info(median_roofs(roofs), kind),
+    )
+    return Report(
+        kind="latency",
+        engine=engine_info(session),
+        machine=machine_info(session.threads),
+        request_info=request_info(timelines, seconds),
+        performance=performance(timelines, seconds),
+        streaming_metrics=streaming_metrics(timelines),
+        dataset=dataset_info(f"random, seed {options.seed}", timelines),
+        roofline=roofline,
+    )
