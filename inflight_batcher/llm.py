@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..runtime.errors import PeltonError, RequestError
+from ..runtime.memory import available_memory
 from .kv_sizing import num_kv_blocks
 from .loading import EngineParts, TextTokenizer, Trust, VerifyWeights, load_engine
 from .output import RequestOutput, TokenEvent
@@ -21,7 +22,8 @@ from .scheduler import SchedulerConfig
 from .step_loop import StepLoop
 
 if TYPE_CHECKING:
-    from ..runtime.format.container import EngineFile
+    from ..runtime.drivers.cpu.weights import WeightPlace
+    from ..runtime.format.engine_reader import EngineFile
 
 
 class TextPrompt(TypedDict):
@@ -48,6 +50,7 @@ class LLM:
     threads: size of the CPU thread team; None takes all CPUs this process may use.
     max_kv_tokens / kv_cache_bytes: size of the KV cache; default: see ``kv_sizing.num_kv_blocks``.
     scheduler: policies and limits. seed: from which requests without a seed get theirs, in order of arrival.
+    weights: "background" starts on the file and moves to huge pages while it runs, "copy" moves before, "map" stays.
     verify_weights: "background", "before" (raises here) or "off". trust: "any", or "signed" with the signer's
       public_key (PEM bytes or a file).
 
@@ -63,6 +66,7 @@ class LLM:
         kv_cache_bytes: int | None = None,
         scheduler: SchedulerConfig | None = None,
         seed: int = 0,
+        weights: WeightPlace = "background",
         verify_weights: VerifyWeights = "background",
         trust: Trust = "any",
         public_key: str | Path | bytes | None = None,
@@ -73,18 +77,30 @@ class LLM:
             self._parts: EngineParts | None = engine
         else:
             self._parts = load_engine(
-                engine, threads=threads, trust=trust, verify_weights=verify_weights, public_key=public_key
+                engine,
+                threads=threads,
+                weights=weights,
+                trust=trust,
+                verify_weights=verify_weights,
+                public_key=public_key,
             )
         parts = self._parts
         try:
             plan = parts.driver.plan
             config = (scheduler or SchedulerConfig()).resolve(plan.ranges)
+            num_blocks = num_kv_blocks(
+                parts.driver,
+                config,
+                max_kv_tokens=max_kv_tokens,
+                kv_cache_bytes=kv_cache_bytes,
+                available_bytes=max(0, available_memory() - parts.moving_bytes),
+            )
             self._loop = StepLoop(
                 parts.driver,
-                num_kv_blocks(parts.driver, config, max_kv_tokens=max_kv_tokens, kv_cache_bytes=kv_cache_bytes),
+                num_blocks,
                 eos_token_ids=parts.eos_token_ids,
                 detokenizer=parts.detokenizer,
-                decode_token=_token_decoder(parts.tokenizer),
+                decode_token=_token_decoder(parts),
                 config=config,
                 seed=seed,
             )
@@ -168,7 +184,7 @@ class LLM:
     @property
     def tokenizer(self) -> TextTokenizer:
         """The engine's tokenizer; RequestError when there is none."""
-        tokenizer = self._open_parts().tokenizer
+        tokenizer = self._open_parts().text()
         if tokenizer is None:
             raise RequestError("this engine has no tokenizer: give prompts as {'prompt_token_ids': [...]}")
         return tokenizer
@@ -301,8 +317,13 @@ def _bad_prompt(prompt: object) -> RequestError:
     )
 
 
-def _token_decoder(tokenizer: TextTokenizer | None) -> Callable[[int], str] | None:
+def _token_decoder(parts: EngineParts) -> Callable[[int], str] | None:
     """Text of single tokens, for log-probabilities."""
-    if tokenizer is None:
+    if parts.tokenizer is None and parts.load_tokenizer is None:
         return None
-    return lru_cache(maxsize=65536)(lambda token: tokenizer.decode([token], skip_special_tokens=False))
+
+    def decode(token: int) -> str:
+        tokenizer = parts.text()
+        return "" if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
+
+    return lru_cache(maxsize=65536)(decode)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..runtime.drivers.base import Driver
 from ..runtime.errors import EngineFormatError
-from .output import DetokenizerFactory
+from .output import Detokenizer, DetokenizerFactory
 
 if TYPE_CHECKING:
-    from ..runtime.format.container import EngineFile
+    from ..runtime.drivers.cpu.weights import WeightPlace
+    from ..runtime.format.engine_reader import EngineFile
+    from ..runtime.text.tokenizer import Tokenizer
 
 Trust = Literal["any", "signed"]
 VerifyWeights = Literal["background", "before", "off"]
@@ -39,7 +41,11 @@ class TextTokenizer(Protocol):
 
 @dataclass
 class EngineParts:
-    """What ``LLM`` runs on. ``close`` gives back what was opened here."""
+    """What ``LLM`` runs on. ``close`` gives back what was opened here.
+
+    A tokenizer takes longer to read than the first token to compute, so it may come as ``load_tokenizer``, which is
+    called when a text is first met. ``moving_bytes``: memory that the driver is still going to take.
+    """
 
     driver: Driver
     tokenizer: TextTokenizer | None = None
@@ -47,6 +53,14 @@ class EngineParts:
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: Mapping[str, float | int | bool] = field(default_factory=dict)
     opened: EngineFile | None = None
+    load_tokenizer: Callable[[], TextTokenizer] | None = None
+    moving_bytes: int = 0
+
+    def text(self) -> TextTokenizer | None:
+        """The tokenizer, read now if it has not been; None if there is none."""
+        if self.tokenizer is None and self.load_tokenizer is not None:
+            self.tokenizer = self.load_tokenizer()
+        return self.tokenizer
 
     def close(self) -> None:
         """Close the driver, and the engine file if it was opened for this."""
@@ -62,20 +76,23 @@ def load_engine(
     trust: Trust,
     verify_weights: VerifyWeights,
     public_key: str | Path | bytes | None,
+    weights: WeightPlace = "background",
 ) -> EngineParts:
     """Open an engine for this machine's best target. An ``EngineFile`` stays the caller's to close.
 
     Raises EngineFormatError, TrustError, TargetMismatchError, DriverError.
     """
-    from ..runtime.format.container import EngineFile
+    from ..runtime.format.engine_reader import EngineFile
 
     if isinstance(engine, EngineFile):
-        return _parts(engine, threads)
+        # The caller may close it right after this.
+        section = engine.section("tokenizer") if engine.has_section("tokenizer") else b""
+        return _parts(engine, threads, weights, lambda: section)
     if Path(engine).is_dir():
         raise EngineFormatError(f"{engine} is a folder, not an engine file: build it first with build-engine {engine}")
     opened = EngineFile.open(engine, trust=trust, verify_weights=verify_weights, public_key=public_key)
     try:
-        parts = _parts(opened, threads)
+        parts = _parts(opened, threads, weights, lambda: opened.section("tokenizer"))
     except BaseException:
         opened.close()
         raise
@@ -83,17 +100,52 @@ def load_engine(
     return parts
 
 
-def _parts(engine: EngineFile, threads: int | None) -> EngineParts:
+def _parts(
+    engine: EngineFile, threads: int | None, weights: WeightPlace, tokenizer_section: Callable[[], bytes]
+) -> EngineParts:
     from ..runtime.drivers.cpu.driver import CpuDriver
     from ..runtime.drivers.cpu.host import select_target
-    from ..runtime.text.detokenizer import IncrementalDetokenizer
-    from ..runtime.text.tokenizer import Tokenizer
 
     model = engine.manifest.model
-    tokenizer = Tokenizer.from_section(engine.section("tokenizer")) if engine.has_section("tokenizer") else None
-    driver = CpuDriver(engine, select_target(engine.manifest.targets), threads=threads)
+    driver = CpuDriver(engine, select_target(engine.manifest.targets), threads=threads, weights=weights)
     parts = EngineParts(driver, eos_token_ids=model.eos_token_ids, generation_defaults=model.generation_defaults)
-    if tokenizer is not None:
-        parts.tokenizer = tokenizer
-        parts.detokenizer = lambda skip_special_tokens: IncrementalDetokenizer(tokenizer, skip_special_tokens)
+    parts.moving_bytes = driver.moving_bytes
+    if engine.has_section("tokenizer"):
+        _add_text(parts, tokenizer_section)
     return parts
+
+
+def _add_text(parts: EngineParts, section: Callable[[], bytes]) -> None:
+    """Tokenizer and detokenizers, both made when they are first used."""
+    tokenizers: list[Tokenizer] = []
+
+    def load() -> Tokenizer:
+        from ..runtime.text.tokenizer import Tokenizer
+
+        if not tokenizers:
+            tokenizers.append(Tokenizer.from_section(section()))
+        return tokenizers[0]
+
+    def detokenizer(skip_special_tokens: bool) -> Detokenizer:
+        from ..runtime.text.detokenizer import IncrementalDetokenizer
+
+        return IncrementalDetokenizer(load(), skip_special_tokens)
+
+    parts.load_tokenizer = load
+    parts.detokenizer = lambda skip_special_tokens: LateDetokenizer(lambda: detokenizer(skip_special_tokens))
+
+
+class LateDetokenizer:
+    """A detokenizer that is made when the first token comes."""
+
+    def __init__(self, make: Callable[[], Detokenizer]) -> None:
+        self._make = make
+        self._made: Detokenizer | None = None
+
+    def push(self, token_id: int) -> str:
+        if self._made is None:
+            self._made = self._make()
+        return self._made.push(token_id)
+
+    def flush(self) -> str:
+        return "" if self._made is None else self._made.flush()

@@ -33,6 +33,44 @@ class Team:
     @property
     def size(self) -> int: ...
 
+class WeightMap:
+    """``nbytes`` of a file from ``offset`` on, mapped; checked and moved to huge pages at the same address.
+
+    ``digests``: SHA-256 of each MiB, or empty; the descriptor stays the caller's. See cpp/runtime/weight_map.h.
+    """
+
+    def __init__(self, fd: int, offset: int, nbytes: int, digests: bytes, move: bool) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def complete(self) -> bool:
+        """Whether everything has been checked and moved."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether weights that are still on the file are to move."""
+
+    @property
+    def moved_bytes(self) -> int: ...
+    @property
+    def damaged(self) -> bool:
+        """Whether ``take_damage`` has something."""
+
+    def start(self) -> None:
+        """Start the background thread."""
+
+    def stop(self) -> None:
+        """Stop it for good, and work before steps."""
+
+    def finish(self, team: Team) -> None:
+        """Do all that is left, now."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until complete (negative: for ever) or stopped; returns ``complete``."""
+
+    def take_damage(self) -> list[tuple[int, int]]:
+        """File ranges found damaged since the last call."""
+
 class CodeObject:
     """Kernels from an ELF image (any C-contiguous buffer). Maps executable code: check the hash first."""
 
@@ -61,6 +99,7 @@ class Runner:
 
     ``launches``: (symbol, ((kind, address), ...), barrier); kind 0 = address (0: absent), 1 = token_ids, 2 = positions.
     ``paged``: (KV group, address, bytes per block) of each paged state. Addresses must outlive the runner.
+    ``weights``: worked on along with the steps until it is complete.
     """
 
     def __init__(
@@ -71,6 +110,7 @@ class Runner:
         tail_start: int,
         limits: Limits,
         paged: Sequence[tuple[int, int, int]],
+        weights: WeightMap | None = None,
     ) -> None: ...
     def execute(self, inputs: StepInputs, outputs: StepOutputs) -> None:
         """Check the inputs, run one step, fill the outputs. The GIL is released; nothing is written on NativeError."""

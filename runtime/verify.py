@@ -56,7 +56,7 @@ def _golden_checks(engine: EngineFile, threads: int | None) -> Iterator[Check]:
             why = f"this machine lacks {' '.join(missing)}" if missing else f"kind {target.kind} has no code to run"
             yield Check(name, why, skipped=True)
             continue
-        driver = CpuDriver(engine, target, threads=threads)
+        driver = CpuDriver(engine, target, threads=threads, weights="map")
         try:
             problems = tuple(check_golden(driver, golden, engine.manifest.model.dtype))
         finally:

@@ -18,7 +18,7 @@ from ..errors import EngineFormatError
 from .dtypes import DType
 from .engine_header import PAD, SECTION
 from .engine_io import about, decode_section, open_file, pread, read_header
-from .hash_tree import DIGEST, BackgroundVerifier, damaged_leaves, leaf_count
+from .hash_tree import DIGEST, BackgroundVerifier, WeightsCheck, WeightsFile, damaged_leaves, leaf_count
 from .manifest import Manifest, decode_manifest
 from .plan import Plan, decode_plan
 from .plan_check import check_plan
@@ -41,18 +41,20 @@ class LayoutEntry(msgspec.Struct, frozen=True):
 class EngineFile:
     """An open engine. Safe to use from several threads; ``close`` ends it (views of tensors stay valid).
 
-    With ``verify_weights="background"`` a thread checks the weights while they are in use. What it finds goes to
-    ``problems`` and ``on_problem``; from then on every access raises EngineFormatError.
+    With ``verify_weights="background"`` the weights are checked while they are in use, by a thread of this object or
+    by the driver that reads them. What is found goes to ``problems`` and ``on_problem`` (called from the thread, or
+    from whoever next uses this object); from then on every access raises EngineFormatError.
     """
 
     def __init__(self, path: Path, fd: int, *, verify: bool = True) -> None:
         """Use ``EngineFile.open``. Takes over ``fd``; ``verify=False`` is for a file still being written."""
         self.path = path
-        self.problems: list[str] = []
+        self._problems: list[str] = []
+        self._on_problem: Callable[[str], None] | None = None
         self._fd = fd
         self._finalizer = weakref.finalize(self, os.close, fd)
         self._verify = verify
-        self._background: BackgroundVerifier | None = None
+        self._checks: list[WeightsCheck] = []  # the last one is in charge
         self._header = read_header(fd, verify=verify)
         #: One string that stands for every byte of the file.
         self.identity = self._header.metadata.root
@@ -73,8 +75,8 @@ class EngineFile:
     ) -> EngineFile:
         """Open an engine: header, manifest, sizes and (with ``trust="signed"``) the signature are checked here.
 
-        verify_weights: "background" (a thread, while in use), "before" (now; raises), "off".
-        public_key: PEM bytes or a file, for trust="signed". on_problem: called from the checking thread.
+        verify_weights: "background" (while in use), "before" (now; raises), "off".
+        public_key: PEM bytes or a file, for trust="signed". on_problem: see the class.
         Raises EngineFormatError for a file that is missing, damaged, cut short or of another schema; TrustError for
         a signature that is missing or wrong.
         """
@@ -148,6 +150,20 @@ class EngineFile:
         self._spec(name)
         return self._header.location(name)
 
+    def weights_file(self) -> WeightsFile:
+        """Where all weights lie in the file, with their hashes while nobody has checked them to the end."""
+        pending = self._checks and not any(check.complete for check in self._checks)
+        with about(self.path):
+            digests = self._digests() if pending else b""
+        return WeightsFile(self._fd, self._header.weights_start, self._header.file_size, digests)
+
+    def delegate_check(self, check: WeightsCheck) -> None:
+        """Leave the check of the weights to ``check``, which has started from the beginning."""
+        for mine in self._checks:
+            if isinstance(mine, BackgroundVerifier):
+                mine.cancel()
+        self._checks.append(check)
+
     # --- health -----------------------------------------------------------------------------------------------
 
     def check(self, weights: bool = True) -> list[str]:
@@ -177,19 +193,27 @@ class EngineFile:
 
     def wait_verified(self, timeout: float | None = None) -> bool:
         """Wait for the background check (seconds); returns whether it is complete. Raises if it found damage."""
-        done = self._background is None or self._background.wait(timeout)
+        done = not self._checks or self._checks[-1].wait(timeout) or any(check.complete for check in self._checks)
         self.raise_problems()
         return done
 
+    @property
+    def problems(self) -> list[str]:
+        """What the check of the weights has found so far."""
+        for check in self._checks:
+            for span in check.damage():
+                self._report(*span)
+        return self._problems
+
     def raise_problems(self) -> None:
         """Raise EngineFormatError if the background check has found damage."""
-        if self.problems:
-            raise EngineFormatError(f"{self.path}: {self.problems[0]}; copy or build the engine again")
+        if self._checks and self.problems:
+            raise EngineFormatError(f"{self.path}: {self._problems[0]}; copy or build the engine again")
 
     def close(self) -> None:
         """Stop checking and let go of the file. Arrays and bytes already handed out stay valid."""
-        if self._background is not None:
-            self._background.cancel()
+        for check in self._checks:
+            check.cancel()
         try:
             self._map.close()
         except BufferError:
@@ -257,14 +281,15 @@ class EngineFile:
                 raise EngineFormatError(self._describe_damage(*span) + "; copy or build the engine again")
             return
 
-        def report(offset: int, end: int) -> None:
-            problem = self._describe_damage(offset, end)
-            self.problems.append(problem)
-            if on_problem is not None:
-                on_problem(problem)
-
+        self._on_problem = on_problem
         span = (self._header.weights_start, self._header.file_size)
-        self._background = BackgroundVerifier(self._fd, *span, self._digests(), report)
+        self._checks.append(BackgroundVerifier(self._fd, *span, self._digests(), self._report))
+
+    def _report(self, offset: int, end: int) -> None:
+        problem = self._describe_damage(offset, end)
+        self._problems.append(problem)
+        if self._on_problem is not None:
+            self._on_problem(problem)
 
     def _digests(self) -> bytes:
         digests = self._section(HASH_TREE)

@@ -10,6 +10,8 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
 LEAF = 1 << 20  # bytes of weights that one hash covers
 DIGEST = 32  # bytes of one hash
@@ -81,14 +83,57 @@ def _read_exactly(fd: int, view: memoryview, offset: int) -> bool:
     return True
 
 
-class BackgroundVerifier:
-    """A daemon thread that looks for damaged leaves at low priority and reports each one."""
+@dataclass(frozen=True)
+class WeightsFile:
+    """The bytes ``[start, stop)`` of an open file, which hold all weights of an engine."""
 
-    def __init__(self, fd: int, start: int, stop: int, digests: bytes, report: Callable[[int, int], None]) -> None:
+    fd: int  # stays the engine's
+    start: int  # a multiple of 4096
+    stop: int
+    digests: bytes  # of the leaves; empty if they need no check (any more)
+
+
+class WeightsCheck(Protocol):
+    """A check of the weights that goes on while they are in use."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything has been looked at."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait (seconds) for the end; returns whether it was reached."""
+        ...
+
+    def damage(self) -> list[tuple[int, int]]:
+        """File ranges found damaged since the last call."""
+        ...
+
+    def cancel(self) -> None:
+        """The engine file is being closed."""
+        ...
+
+
+class BackgroundVerifier:
+    """A daemon thread that looks for damaged leaves at low priority and reports each one.
+
+    It lets ``delay`` seconds pass first: a driver that is about to read all weights can do the check on its way.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        start: int,
+        stop: int,
+        digests: bytes,
+        report: Callable[[int, int], None],
+        delay: float = 0.25,
+    ) -> None:
         self._cancelled = threading.Event()
         self._fd = os.dup(fd)
         self._work = (start, stop, digests)
         self._report = report
+        self._delay = delay
         self._thread = threading.Thread(target=self._run, name="pelton-verify-weights", daemon=True)
         self._thread.start()
 
@@ -98,15 +143,24 @@ class BackgroundVerifier:
         except OSError:
             pass  # a matter of taste, not of need
         try:
+            if self._cancelled.wait(self._delay):
+                return
             for offset, end in damaged_leaves(self._fd, *self._work, self._cancelled.is_set):
                 self._report(offset, end)
         finally:
             os.close(self._fd)
 
+    @property
+    def complete(self) -> bool:
+        return not self._cancelled.is_set() and not self._thread.is_alive()
+
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end; returns whether it was reached."""
         self._thread.join(timeout)
-        return not self._thread.is_alive()
+        return self.complete
+
+    def damage(self) -> list[tuple[int, int]]:
+        """None: each is reported from the thread."""
+        return []
 
     def cancel(self) -> None:
         """Stop soon and wait for it."""

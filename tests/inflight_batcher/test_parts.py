@@ -12,10 +12,11 @@ import pytest
 from pelton.inflight_batcher import BlockPool, CapacityPolicy, SamplingParams, SchedulerConfig, StepLoop
 from pelton.inflight_batcher.bias import LogitRules
 from pelton.inflight_batcher.kv_cache import KVCache
-from pelton.inflight_batcher.kv_sizing import available_memory, num_kv_blocks
+from pelton.inflight_batcher.kv_sizing import num_kv_blocks
 from pelton.runtime.errors import PeltonError, RequestError
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.plan import StateSpec
+from pelton.runtime.memory import available_memory
 from pelton.runtime.step import FROM_HISTORY
 
 from .fake_driver import FakeDriver, make_plan

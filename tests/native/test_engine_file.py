@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pelton._core import WeightMap
 from pelton.runtime.drivers.cpu.driver import CpuDriver
 from pelton.runtime.drivers.cpu.host import select_target
 from pelton.runtime.errors import DriverError, EngineFormatError
@@ -48,11 +49,11 @@ def path(code, tmp_path):
     return where
 
 
-def test_weights_are_read_from_the_mapping(path):
+@pytest.mark.parametrize("place", ["map", "background", "copy"])
+def test_weights_outlive_the_engine_file(path, place):
     engine = EngineFile.open(path, verify_weights="before")
-    driver = CpuDriver(engine, select_target(engine.manifest.targets), threads=2)
+    driver = CpuDriver(engine, select_target(engine.manifest.targets), threads=2, weights=place)
     driver.allocate((4, 4), 2)
-    assert driver._bound.weights.addresses == [engine.tensor("w").ctypes.data]
     assert driver._bound.weights.addresses[0] % 4096 == 0
     engine.close()  # what the driver uses stays
     assert driver.execute(make_step()).result().logprobs.tolist() == [0.75]
@@ -81,6 +82,58 @@ def test_no_descriptor_or_mapping_is_left(path):
         engine.close()
         del engine, driver
     assert used() == before
+
+
+@pytest.mark.parametrize("place", ["map", "background", "copy"])
+def test_damaged_weights_stop_the_driver_that_checks_them(path, place):
+    with EngineFile.open(path) as engine:
+        offset = engine.tensor_location("w")[0]
+    with path.open("r+b") as stream:
+        stream.seek(offset + 1)
+        stream.write(b"\x55")
+    heard = []
+    with EngineFile.open(path, on_problem=heard.append) as engine:
+        driver = CpuDriver(engine, TARGET, threads=2, weights=place)
+        driver.allocate((4, 4), 2)
+        with pytest.raises(EngineFormatError, match=r"weights are damaged at bytes \d+:\d+ \(w\)"):
+            engine.wait_verified(30)
+        assert len(heard) == 1
+        assert engine.problems == heard
+        with pytest.raises(EngineFormatError, match="damaged"):
+            driver.execute(make_step())
+        driver.close()
+
+
+def test_a_driver_that_closes_early_leaves_the_check_undone_for_the_next(path, monkeypatch):
+    monkeypatch.setattr(WeightMap, "start", lambda self: None)
+    with EngineFile.open(path) as engine:
+        CpuDriver(engine, TARGET, threads=1).close()
+        assert not engine.wait_verified(0)
+        assert engine.weights_file().digests
+        driver = CpuDriver(engine, TARGET, threads=1, weights="copy")
+        assert engine.wait_verified(0)
+        assert not engine.weights_file().digests
+        driver.close()
+
+
+@pytest.mark.parametrize(("free", "moves"), [(0, False), (512 << 20, False), (1 << 40, True)])
+def test_weights_stay_on_the_file_when_memory_is_short(path, monkeypatch, free, moves):
+    monkeypatch.setattr("pelton.runtime.drivers.cpu.weights.available_memory", lambda: free)
+    asked = []
+
+    def make(fd, start, nbytes, digests, move):
+        asked.append(move)
+        return WeightMap(fd, start, nbytes, digests, move)
+
+    monkeypatch.setattr("pelton.runtime.drivers.cpu.weights.WeightMap", make)
+    with EngineFile.open(path) as engine:
+        driver = CpuDriver(engine, TARGET, threads=1)
+        driver.allocate((4, 4), 2)
+        assert driver.execute(make_step()).result().logprobs.tolist() == [0.75]
+        assert engine.wait_verified(30)  # checked all the same
+        assert driver.moving_bytes == 0
+        driver.close()
+    assert asked == [moves]
 
 
 def test_damage_found_in_the_background_stops_the_next_step(load):

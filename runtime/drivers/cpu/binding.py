@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ...._core import Limits, NativeError, Region
+from ...._core import Limits, NativeError
 from ...errors import DriverError
-from ...format.plan import Plan, StateSpec, WeightRef
+from ...format.plan import Plan, StateSpec
 from ...format.tensor_type import TensorType
+from .weights import WeightSource
 
-ALIGNMENT = 64  # bytes: every operand starts on a cache line
 
-
-class EngineSections(Protocol):
+class EngineSections(WeightSource, Protocol):
     """What the driver reads of an engine (``EngineFile`` has it)."""
 
     def plan(self, key: str) -> Plan:
@@ -26,10 +22,6 @@ class EngineSections(Protocol):
 
     def code(self, key: str) -> memoryview:
         """The target's code object, whose hash has been checked."""
-        ...
-
-    def tensor(self, name: str) -> NDArray[Any]:
-        """A tensor's storage, valid as long as the array lives."""
         ...
 
     def raise_problems(self) -> None:
@@ -85,37 +77,3 @@ def limits(plan: Plan, num_blocks: tuple[int, ...], num_slots: int) -> Limits:
     result.num_blocks = list(num_blocks)
     result.windows = [group.window or 0 for group in plan.kv_groups]
     return result
-
-
-class Weights:
-    """Addresses of a plan's weights, and whatever keeps them valid."""
-
-    def __init__(self, engine: EngineSections, refs: tuple[WeightRef, ...], *, copy: bool) -> None:
-        self._views = [_view(engine, ref) for ref in refs]
-        self.addresses = [view.ctypes.data for view in self._views]
-        # A valid engine file has page-aligned tensors; anything else is brought onto the grid.
-        moved = [i for i, address in enumerate(self.addresses) if copy or address % ALIGNMENT]
-        self._region = Region(sum(_padded(self._views[i].nbytes) for i in moved))
-        offset = 0
-        for i in moved:
-            size = self._views[i].nbytes
-            self._region.bytes()[offset : offset + size] = self._views[i]
-            self.addresses[i] = self._region.address + offset
-            self._views[i] = self._region.bytes()[offset : offset + size]
-            offset += _padded(size)
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _view(engine: EngineSections, ref: WeightRef) -> NDArray[np.uint8]:
-    """A weight's bytes, where the engine has them."""
-    array = engine.tensor(ref.name)
-    expected = TensorType(ref.dtype, ref.shape, ref.layout).nbytes()
-    if array.nbytes != expected or not array.flags.c_contiguous:
-        raise DriverError(
-            f"tensor {ref.name} has {array.nbytes} bytes, the plan wants {expected} "
-            f"({ref.dtype.value}{list(ref.shape)} {ref.layout}); the engine contradicts itself, rebuild it"
-        )
-    return array.reshape(-1).view(np.uint8)

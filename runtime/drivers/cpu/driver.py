@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +13,9 @@ from ...errors import DriverError
 from ...format.manifest import TargetEntry
 from ...format.plan import Launch, Operand, Plan
 from ...step import StepInputs, StepOutputs
-from .binding import EngineSections, Weights, block_bytes, check_states, limits, native_errors, state_bytes
+from .binding import EngineSections, block_bytes, check_states, limits, native_errors, state_bytes
 from .threads import CLAIMS, cpu_list, default_threads
+from .weights import WeightPlace, Weights, place_weights
 
 #: Argument kinds of the native runner (cpp/runtime/runner.h): an address, or _INPUT + index in STEP_INPUTS.
 _MEMORY, _INPUT = 0, 1
@@ -38,7 +38,8 @@ class CpuDriver:
     """Runs one engine on this machine's CPUs; implements ``runtime.drivers.base.Driver``.
 
     threads: size of the thread team, the calling thread included; None takes the CPUs that affinity and cgroup allow.
-    weights: "map" computes on the engine file's mapping (shared, evictable), "copy" on a private copy on huge pages.
+    weights: "background" starts on the engine file's mapping and moves the weights to huge pages while steps run, if
+      memory is not short; "map" stays on the mapping (shared, evictable); "copy" moves all of them now.
     pin: bind each thread but the caller's to a CPU of its own. Teams of more threads than CPUs are never bound.
 
     Raises DriverError. A driver does not survive a fork: load the engine in the child.
@@ -50,7 +51,7 @@ class CpuDriver:
         target: TargetEntry,
         *,
         threads: int | None = None,
-        weights: Literal["map", "copy"] = "map",
+        weights: WeightPlace = "background",
         pin: bool = True,
     ) -> None:
         self.plan = engine.plan(target.key)
@@ -59,19 +60,24 @@ class CpuDriver:
             code = CodeObject(engine.code(target.key))
             for spec in self.plan.kernels:
                 code.kernel(spec.symbol)
-            self._bound: _Bound | None = _Bound(
-                engine,
-                code,
-                Weights(engine, self.plan.weights, copy=weights == "copy"),
-                Region(self.plan.arena_bytes),
-                PinnedTeam(threads, pin=pin),
-            )
+            arena, team = Region(self.plan.arena_bytes), PinnedTeam(threads, pin=pin)
+            try:
+                placed = place_weights(engine, self.plan.weights, weights, team.native)
+            except BaseException:
+                team.close()
+                raise
+            self._bound: _Bound | None = _Bound(engine, code, placed, arena, team)
         self._running: _Running | None = None
 
     @property
     def threads(self) -> int:
         """Size of the thread team."""
         return self._alive().team.native.size
+
+    @property
+    def moving_bytes(self) -> int:
+        """Bytes of weights that are still to move from the engine file's mapping into memory of their own."""
+        return self._alive().weights.moving_bytes
 
     def allocate(self, num_blocks: tuple[int, ...], num_slots: int) -> None:
         """Make state storage: ``num_blocks[g]`` blocks of each KV group, ``num_slots`` sequences' slots. Once."""
@@ -95,7 +101,9 @@ class CpuDriver:
                 for launch in plan.launches
             ]
             bounds = limits(plan, num_blocks, num_slots)
-            runner = Runner(bound.team.native, bound.code, launches, plan.tail_start, bounds, paged)
+            runner = Runner(
+                bound.team.native, bound.code, launches, plan.tail_start, bounds, paged, bound.weights.native
+            )
             self._running = _Running(bound, states, runner)
 
     def block_bytes(self, group: int) -> int:
@@ -142,6 +150,7 @@ class CpuDriver:
         """Give memory and threads back; a second close does nothing, any other call is an error."""
         self._running = None
         if self._bound is not None:
+            self._bound.weights.close()
             self._bound.team.close()
             self._bound = None
 
