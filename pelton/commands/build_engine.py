@@ -12,31 +12,54 @@ HELP = "Build an engine file from a Hugging Face checkpoint folder or a GGUF fil
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", nargs="?", help="checkpoint folder (config.json, *.safetensors) or .gguf file")
     parser.add_argument("--checkpoint-dir", help="the same, under TensorRT-LLM's name")
-    parser.add_argument("-o", "--output", "--output-dir", dest="output", required=True, metavar="FILE")
+    parser.add_argument(
+        "-o", "--output", "--output-dir", dest="output", required=True, metavar="FILE", help="the engine file to write"
+    )
     parser.add_argument(
         "--target",
         action="append",
         metavar="SKU",
         help="what to compile for; repeat for several SKUs in one file (default: host; list: pelton targets)",
     )
-    parser.add_argument("--dtype", choices=["auto", "float32", "float16", "bfloat16"], default="auto")
+    parser.add_argument(
+        "--dtype",
+        choices=["auto", "float32", "float16", "bfloat16"],
+        default="auto",
+        help="type of weights and KV cache (default auto: the checkpoint's; bfloat16 for a quantised GGUF file)",
+    )
     ranges = parser.add_argument_group("ranges the engine is specialised to")
     ranges.add_argument("--max-batch-size", type=int, metavar="N", help="sequences in one step (default 64)")
-    ranges.add_argument("--max-num-tokens", type=int, metavar="N", help="tokens in one step (default 2048)")
+    ranges.add_argument(
+        "--max-num-tokens", type=int, metavar="N", help="tokens in one step (default 2048, at least --max-batch-size)"
+    )
     ranges.add_argument(
         "--max-seq-len", type=int, metavar="N", help="prompt and output of one sequence (default: the model's)"
     )
-    ranges.add_argument("--opt-num-tokens", type=int, metavar="N", help="tokens that tiles are tuned for")
-    ranges.add_argument("--max-logits-rows", type=int, metavar="N", help="rows with logits in one step (default 64)")
+    ranges.add_argument(
+        "--opt-num-tokens", type=int, metavar="N", help="tokens that tiles are tuned for (default: --max-batch-size)"
+    )
+    ranges.add_argument(
+        "--max-logits-rows",
+        type=int,
+        metavar="N",
+        help="rows with logits in one step (default 64, at least --max-batch-size)",
+    )
     ranges.add_argument("--tokens-per-block", type=int, metavar="N", help="tokens in a KV block (default 32)")
     ranges.add_argument("--max-logprobs", type=int, metavar="N", help="top logprobs a request may ask for (default 20)")
     tools = parser.add_argument_group("compilation and checks")
     tools.add_argument("--compiler", metavar="CXX", help="C++ compiler (default: $CXX, g++, clang++)")
-    tools.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled objects (default ~/.cache/pelton)")
+    tools.add_argument(
+        "--cache-dir", type=Path, metavar="DIR", help="compiled objects (default $PELTON_CACHE, else ~/.cache/pelton)"
+    )
     tools.add_argument("--jobs", type=int, metavar="N", help="compiler processes at once (default: one per core)")
     tools.add_argument("--dump-ir", type=Path, metavar="DIR", help="write the graph after every pass")
     tools.add_argument("--verify", action="store_true", help="check every pass against the one before on real weights")
-    tools.add_argument("--no-golden", dest="golden", action="store_false", help="leave golden vectors out")
+    tools.add_argument(
+        "--no-golden",
+        dest="golden",
+        action="store_false",
+        help="leave out the golden vectors that pelton verify checks",
+    )
     tools.add_argument("-q", "--quiet", action="store_true", help="no progress, no summary")
 
 

@@ -18,8 +18,8 @@ HELP = "Show what an engine holds."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("engine", type=Path)
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("engine", type=Path, help="engine file")
+    parser.add_argument("--json", action="store_true", help="everything as JSON, for programs")
     parser.add_argument("--tensors", action="store_true", help="list every stored tensor")
     parser.add_argument("--launches", metavar="TARGET", help="list the launch plan of one target")
 
@@ -29,7 +29,7 @@ def execute(arguments: argparse.Namespace) -> int:
     try:
         document = describe(engine)
         if arguments.launches:
-            document["launches"] = _launches(engine.plan(arguments.launches))
+            document["launches"] = _launches(engine.plan(_target_key(engine, arguments.launches)))
         if arguments.json:
             print(json.dumps(document, indent=2))
         else:
@@ -83,6 +83,12 @@ def _plan_summary(engine: EngineFile, key: str, plan: Plan) -> dict[str, Any]:
     }
 
 
+def _target_key(engine: EngineFile, name: str) -> str:
+    """A target's key; its SKU alone will do, as for build-engine."""
+    keys = {target.sku: target.key for target in engine.manifest.targets if target.sku}
+    return keys.get(name, name)
+
+
 def _launches(plan: Plan) -> list[dict[str, Any]]:
     return [
         {
@@ -99,36 +105,39 @@ def _launches(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _print(document: dict[str, Any], *, tensors: bool) -> None:
-    from rich.console import Console
+    from .console import print_line, print_table, stdout_console
 
-    console = Console()
+    console = stdout_console()
     manifest, sizes = document["manifest"], document["bytes"]
     model = manifest["model"]
-    console.print(f"[bold]{document['engine']}[/bold]  {sizes['file'] / 1e6:.1f} MB  schema {manifest['schema']}")
-    console.print(f"identity   {document['identity']}")
-    console.print(
+    print_line(console, f"{document['engine']}  {sizes['file'] / 1e6:.1f} MB  schema {manifest['schema']}")
+    print_line(console, f"identity   {document['identity']}")
+    print_line(
+        console,
         f"model      {model['name']} ({model['architecture']}), {model['num_layers']} layers, "
         f"hidden {model['hidden_size']}, {model['num_heads']} heads / {model['num_kv_heads']} KV heads of "
-        f"{model['head_dim']}, vocabulary {model['vocab_size']}"
+        f"{model['head_dim']}, vocabulary {model['vocab_size']}",
     )
     weights, other = sizes["weights"] / 1e6, sizes["other"] / 1e6
-    console.print(f"precision  {model['dtype']}; weights {weights:.1f} MB, all else {other:.2f} MB")
-    console.print("ranges     " + ", ".join(f"{k} {v}" for k, v in manifest["ranges"].items()))
+    print_line(console, f"precision  {model['dtype']}; weights {weights:.1f} MB, all else {other:.2f} MB")
+    print_line(console, "ranges     " + ", ".join(f"{k} {v}" for k, v in manifest["ranges"].items()))
     for note in manifest["notes"]:
-        console.print(f"note       {note}")
+        print_line(console, f"note       {note}")
     _print_targets(console, document)
     for key, report in document["report"].get("targets", {}).items():
         _print_kernels(console, key, report)
-    _print_rows(console, "provenance", ("what", "value"), list(manifest["provenance"].items()))
+    print_table(console, "provenance", ("what", "value"), list(manifest["provenance"].items()))
     if "launches" in document:
         rows = [(r["index"], r["part"], r["kernel"], r["origin"], " ".join(r["weights"])) for r in document["launches"]]
-        _print_rows(console, "launch plan", ("#", "part", "kernel", "origin", "weights"), rows)
+        print_table(console, "launch plan", ("#", "part", "kernel", "origin", "weights"), rows)
     if tensors:
         rows = [(t["name"], t["dtype"], t["shape"], t["layout"], t["bytes"]) for t in document["tensors"]]
-        _print_rows(console, "tensors", ("name", "dtype", "shape", "layout", "bytes"), rows)
+        print_table(console, "tensors", ("name", "dtype", "shape", "layout", "bytes"), rows)
 
 
 def _print_targets(console: Any, document: dict[str, Any]) -> None:
+    from .console import print_line, print_table
+
     rows = []
     for target in document["manifest"]["targets"]:
         plan = document["plans"][target["key"]]
@@ -140,14 +149,17 @@ def _print_targets(console: Any, document: dict[str, Any]) -> None:
                 f"{plan['code_bytes'] / 1e3:.0f} kB",
                 f"{plan['arena_bytes'] / 1e6:.1f} of {plan['buffer_bytes_without_reuse'] / 1e6:.1f} MB",
                 f"{plan['kv_bytes_per_token'] / 1e3:.1f} kB",
-                target["compiler"],
             )
         )
-    columns = ("target", "launches", "kernels", "code", "arena (of sum of buffers)", "KV a token", "compiler")
-    _print_rows(console, "targets", columns, rows)
+    columns = ("target", "launches", "kernels", "code", "arena (of sum of buffers)", "KV a token")
+    print_table(console, "targets", columns, rows)
+    for compiler in sorted({target["compiler"] for target in document["manifest"]["targets"]} - {""}):
+        print_line(console, f"compiler   {compiler}")
 
 
 def _print_kernels(console: Any, key: str, report: dict[str, Any]) -> None:
+    from .console import print_table
+
     grouped: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for kernel in report["kernels"]:
         grouped[kernel["kernel"]].append(kernel)
@@ -156,15 +168,4 @@ def _print_kernels(console: Any, key: str, report: dict[str, Any]) -> None:
         for kernel in kernels:
             why = "; ".join(f"not {k}: {r}" for k, r in kernel["refused"].items()) or "first choice"
             rows.append((name, kernel["launches"], " ".join(kernel["inputs"]), " ".join(kernel["outputs"]), why))
-    _print_rows(console, f"kernels of {key}", ("kernel", "launches", "inputs", "outputs", "why"), rows)
-
-
-def _print_rows(console: Any, title: str, columns: tuple[str, ...], rows: list[Any]) -> None:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
-    console.print(table)
+    print_table(console, f"kernels of {key}", ("kernel", "launches", "inputs", "outputs", "why"), rows)

@@ -17,23 +17,34 @@ HELP = "Ask an engine (or a checkpoint, which is built once into the cache) and 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("engine", type=Path)
+    parser.add_argument("engine", type=Path, help="engine file; or a checkpoint folder or .gguf file")
     parser.add_argument("prompt", help="the user's message; - reads it from standard input")
     parser.add_argument("--system", metavar="TEXT", help="a system message before it")
     parser.add_argument("--raw", action="store_true", help="complete the prompt as it is, without the chat template")
-    parser.add_argument("--max-tokens", type=int, default=256, metavar="N")
+    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="longest answer (default 256)")
     sampling = parser.add_argument_group("sampling (default: what the model's checkpoint says, else greedy)")
     sampling.add_argument("--temperature", type=float, metavar="X", help="0 = greedy")
-    sampling.add_argument("--top-k", type=int, metavar="N")
-    sampling.add_argument("--top-p", type=float, metavar="X")
-    sampling.add_argument("--min-p", type=float, metavar="X")
-    sampling.add_argument("--repetition-penalty", type=float, metavar="X")
-    sampling.add_argument("--seed", type=int, metavar="N")
+    sampling.add_argument("--top-k", type=int, metavar="N", help="of the N likeliest tokens; 0 = of all")
+    sampling.add_argument("--top-p", type=float, metavar="X", help="of the likeliest, together this probability")
+    sampling.add_argument("--min-p", type=float, metavar="X", help="of those with this share of the best probability")
+    sampling.add_argument(
+        "--repetition-penalty", type=float, metavar="X", help="over 1: tokens seen before become less likely"
+    )
+    sampling.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
     sampling.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text; may repeat")
-    parser.add_argument("--threads", type=int, metavar="N")
-    parser.add_argument("--trust", choices=["any", "signed"], default="any")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="size of the thread team (default: every CPU this process may use)"
+    )
+    parser.add_argument(
+        "--trust", choices=["any", "signed"], default="any", help="signed: only with a good signature (default any)"
+    )
     parser.add_argument("--public-key", type=Path, metavar="PEM", help="the signer's key, for --trust signed")
-    parser.add_argument("--verify-weights", choices=["background", "before", "off"], default="background")
+    parser.add_argument(
+        "--verify-weights",
+        choices=["background", "before", "off"],
+        default="background",
+        help="when the weights' hashes are checked (default background: while the engine runs)",
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="the answer only")
 
 
@@ -84,13 +95,17 @@ def _stream(llm: LLM, ids: list[int], params: SamplingParams) -> tuple[int, floa
     """Print the answer as it comes; returns (tokens, time of the first, time of the last, why it ended)."""
     first = 0.0
     count, reason = 0, "nothing"
-    for output in llm.stream({"prompt_token_ids": ids}, params):
-        first = first or time.perf_counter()
-        choice = output.outputs[0]
-        sys.stdout.write(choice.delta)
-        sys.stdout.flush()
-        count, reason = len(choice.token_ids), choice.finish_reason or reason
+    try:
+        for output in llm.stream({"prompt_token_ids": ids}, params):
+            first = first or time.perf_counter()
+            choice = output.outputs[0]
+            sys.stdout.write(choice.delta)
+            sys.stdout.flush()
+            count, reason = len(choice.token_ids), choice.finish_reason or reason
+    except BaseException:
+        if first:  # what is said about it starts on a line of its own
+            print(flush=True)
+        raise
     finished = time.perf_counter()
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    print(flush=True)
     return count, first, finished, reason

@@ -10,7 +10,7 @@ HELP = "Check every byte of an engine and sign it (ENGINE.sig, Ed25519)."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("engine", type=Path)
+    parser.add_argument("engine", type=Path, help="engine file")
     parser.add_argument("--key", type=Path, required=True, metavar="PEM", help="the private key, Ed25519 in PEM")
     parser.add_argument("--password", action="store_true", help="ask for the key's password")
 

@@ -10,7 +10,7 @@ HELP = "List the targets and what this machine can run."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="the table as JSON, for programs")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -36,15 +36,17 @@ def execute(arguments: argparse.Namespace) -> int:
         print(json.dumps({"host": f"cpu:{best.name}" if best else None, "targets": rows}, indent=2))
         return 0
 
-    from rich.console import Console
-    from rich.table import Table
+    from .console import print_line, print_table, stdout_console
 
-    table = Table(title="targets")
-    for column in ("target", "runs here", "16-bit dot product", "missing on this machine"):
-        table.add_column(column)
-    for row in rows:
-        table.add_row(row["target"], "yes" if row["runs_here"] else "no", row["dot"], " ".join(row["missing"]))
-    console = Console()
-    console.print(table)
-    console.print(f"host = cpu:{best.name}" if best else "host: no target in the table runs here")
+    console = stdout_console()
+    table = [(r["target"], "yes" if r["runs_here"] else "no", r["dot"], _note(r)) for r in rows]
+    print_table(console, "targets", ("target", "runs here", "16-bit dot product", "note"), table)
+    print_line(console, f"host = cpu:{best.name}" if best else "host: no target in the table runs here")
     return 0
+
+
+def _note(row: dict[str, Any]) -> str:
+    """What a reader of the table must know about a target."""
+    if row["target"] == "reference":
+        return "a plan without code, for tests: numpy, not pelton run"
+    return f"this machine lacks {' '.join(row['missing'])}" if row["missing"] else ""

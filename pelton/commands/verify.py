@@ -9,8 +9,10 @@ HELP = "Check an engine's hashes, tokenizer vectors and golden vectors on this m
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("engine", type=Path)
-    parser.add_argument("--threads", type=int, metavar="N")
+    parser.add_argument("engine", type=Path, help="engine file")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="size of the thread team (default: every CPU this process may use)"
+    )
     parser.add_argument("--public-key", type=Path, metavar="PEM", help="also check the signature by this key")
     parser.add_argument("--hashes-only", action="store_true", help="do not run the engine (any machine)")
 
