@@ -24,7 +24,11 @@ def build(
     progress: BuildProgress | None = None,
     **options: Any,
 ) -> BuildResult:
-    """Build an engine; ``options`` are the fields of builder.options.BuildOptions (max_batch_size, dtype, ...)."""
+    """Build an engine file ``out`` from a checkpoint folder or GGUF file.
+
+    ``target``: one name or several ("host", "x86-64-v3", ...). ``options``: the fields of builder.options.BuildOptions,
+    named as build-engine's flags: dtype, max_batch_size, max_num_tokens, max_seq_len, ..., verify, golden.
+    """
     try:
         from .builder.build import build as run
         from .builder.kernels import KernelRegistry
@@ -38,7 +42,11 @@ def build(
 
 
 class LLM(ServingLLM):
-    """An engine ready to generate. Also takes a checkpoint folder or GGUF file: it is built once, into the cache."""
+    """An engine ready to generate. Also takes a checkpoint folder or GGUF file: it is built once, into the cache.
+
+    ``options``: threads, max_kv_tokens, kv_cache_bytes, seed, verify_weights, trust, public_key, ...; see
+    ``pelton.inflight_batcher.LLM``.
+    """
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         path = Path(model)
@@ -51,22 +59,24 @@ def _is_checkpoint(path: Path) -> bool:
 
 def _cached_engine(checkpoint: Path) -> Path:
     """The engine of a checkpoint for this machine, built if the cache lacks it. The key is content, not path."""
-    try:
-        from .builder.checkpoint import Checkpoint
-        from .builder.target import host
-    except ImportError as error:
-        raise BuildError(
-            f"{checkpoint} is a checkpoint, and building needs the build extra: pip install 'pelton[build]' ({error})"
-        ) from error
+    from .builder.checkpoint import Checkpoint
+    from .builder.target import host
     from .runtime.version import VERSION
 
     target = host()
-    opened = Checkpoint.open(checkpoint)
+    try:
+        opened = Checkpoint.open(checkpoint)
+    except ImportError as error:  # a GGUF file is read by the gguf package
+        raise _extra_needed(checkpoint, error) from error
     name = f"{opened.fingerprint()[:24]}-{str(target).replace(':', '-')}-{VERSION}.engine"
     path = cache_dir() / "engines" / name
     if path.exists():
         print(f"pelton: using the engine built before from {checkpoint}: {path}", file=sys.stderr)
         return path
+    try:
+        from .builder import build as _  # noqa: F401  # before saying that it builds
+    except ImportError as error:
+        raise _extra_needed(checkpoint, error) from error
     print(f"pelton: building an engine from {checkpoint} for {target} into {path}", file=sys.stderr)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,3 +89,9 @@ def _cached_engine(checkpoint: Path) -> Path:
 
     build(checkpoint, path, progress=BuildProgress())
     return path
+
+
+def _extra_needed(checkpoint: Path, error: ImportError) -> BuildError:
+    return BuildError(
+        f"{checkpoint} is a checkpoint, and building needs the build extra: pip install 'pelton[build]' ({error})"
+    )

@@ -9,16 +9,27 @@ HELP = "Write an engine with the weights of another checkpoint of the same shape
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("engine", type=Path)
+    parser.add_argument("engine", type=Path, help="engine file")
     parser.add_argument("checkpoint", type=Path, help="folder or .gguf file with the new weights")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="may be the engine itself")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the engine file to write; may be the engine itself",
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:
     from ..builder.checkpoint import Checkpoint
+    from ..runtime.errors import BuildError
     from ..runtime.format.refit import refit
 
-    checkpoint = Checkpoint.open(arguments.checkpoint)
+    try:
+        checkpoint = Checkpoint.open(arguments.checkpoint)
+    except ImportError as error:  # a GGUF file is read by the gguf package
+        raise BuildError(f"a GGUF file needs the build extra: pip install 'pelton[build]' ({error})") from error
     provenance = {"checkpoint": checkpoint.name, "checkpoint_hash": checkpoint.fingerprint()}
     print(refit(arguments.engine, checkpoint.source, arguments.output, provenance=provenance))
     return 0
