@@ -94,7 +94,7 @@ def build(
         with bar.stage("hash checkpoint"):
             provenance = _provenance(checkpoint, options)
 
-        notes = list(traced.notes)
+        notes = [*checkpoint.notes, *traced.notes]
         if tokenizer is None:
             notes.append("the checkpoint has no tokenizer: the engine takes and gives token ids only")
         notes += _generic_notes(lowered)

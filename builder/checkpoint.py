@@ -47,6 +47,7 @@ class Checkpoint:
     chat_template: str | None
     dtype: DType  # the type most weights are stored in (BF16 for quantised GGUF weights)
     trust_remote_code: bool = False
+    notes: tuple[str, ...] = ()  # what a build must say about it
     _cache: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod

@@ -120,7 +120,14 @@ def open_gguf(path: Path) -> Checkpoint:
         tokenizer_files={"gguf": path} if "tokenizer.ggml.tokens" in fields else {},
         chat_template=str(template()) if template is not None else None,
         dtype=_main_dtype(source),
+        notes=_quantised(reader),
     )
+
+
+def _quantised(reader: Any) -> tuple[str, ...]:
+    """A note that names the quantised types, which an engine does not keep."""
+    kinds = sorted({tensor.tensor_type.name for tensor in reader.tensors} - set(_PLAIN))
+    return (f"GGUF weights of type {', '.join(kinds)} are dequantised to the engine's type",) if kinds else ()
 
 
 def _reader(path: Path) -> Any:
