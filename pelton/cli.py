@@ -9,10 +9,19 @@ import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from .commands import build_engine, inspect, refit, run, sign, targets, verify
+from .commands import bench, build_engine, inspect, profile, refit, run, sign, targets, verify
 from .runtime.errors import PeltonError
 
-COMMANDS = {"run": run, "inspect": inspect, "verify": verify, "targets": targets, "sign": sign, "refit": refit}
+COMMANDS = {
+    "run": run,
+    "bench": bench,
+    "profile": profile,
+    "inspect": inspect,
+    "verify": verify,
+    "targets": targets,
+    "sign": sign,
+    "refit": refit,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

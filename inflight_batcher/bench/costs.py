@@ -196,7 +196,8 @@ class CostModel:
     def step(self, shape: StepShape) -> Cost:
         """Cost of a step in which every weight is read once, however often the tail's turns come back to it."""
         plan, chunk = self._plan, self._plan.ranges.logits_chunk
-        total, seen = Cost(), set()
+        total = Cost()
+        seen: set[int] = set()
         for index, launch in enumerate(plan.launches):
             turns = range(0, shape.rows, chunk) if index >= plan.tail_start else (0,)
             cost = sum((self.launch(index, shape, row) for row in turns), Cost())

@@ -54,6 +54,52 @@ class LatencyResult:
 
 
 @dataclass(frozen=True)
+class Summary:
+    """The numbers of a latency run that fit one row of a table; None where there was nothing to measure."""
+
+    batch_size: int
+    input_len: int
+    output_len: int
+    ttft_ms: float | None = None  # medians, as all times here
+    itl_p50_ms: float | None = None
+    itl_p90_ms: float | None = None
+    itl_p95_ms: float | None = None
+    itl_p99_ms: float | None = None
+    latency_ms: float | None = None
+    prefill_tokens_per_s: float | None = None
+    prefill_gflop_s: float | None = None
+    prefill_share_of_peak: float | None = None
+    decode_tokens_per_s: float | None = None
+    decode_read_gb_s: float | None = None
+    decode_share_of_read: float | None = None
+    decode_gflop_s: float | None = None
+    decode_share_of_peak: float | None = None
+    python_us: float | None = None
+
+
+def summary(result: LatencyResult) -> Summary:
+    """A result as one row."""
+    options, report = result.options, result.report
+    values: dict[str, float | None] = {}
+    times = {
+        "ttft_ms": report.streaming_metrics.ttft_percentiles,
+        "latency_ms": report.performance.request_latency_percentiles_ms,
+    }
+    values |= {name: p.p50 for name, p in times.items() if p is not None}
+    itl = report.streaming_metrics.itl_percentiles
+    if itl is not None:
+        values |= {f"itl_{name}_ms": getattr(itl, name) for name in ("p50", "p90", "p95", "p99")}
+    line = report.roofline
+    if line is not None:
+        values["python_us"] = line.python_between_steps_us
+        for phase, rates in (("prefill", line.prefill), ("decode", line.decode)):
+            names = ("tokens_per_s", "gflop_s", "share_of_peak", "read_gb_s", "share_of_read")
+            for name in names if phase == "decode" else names[:3]:
+                values[f"{phase}_{name}"] = None if rates is None else getattr(rates, name)
+    return Summary(options.batch_size, options.input_len, options.output_len, **values)
+
+
+@dataclass(frozen=True)
 class _Phase:
     """A part of a run: what it had to do, and how long it took."""
 

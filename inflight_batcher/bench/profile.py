@@ -154,9 +154,9 @@ class _Sums:
         self.launches = np.zeros(turns, np.int64)
         self.cost = [Cost() for _ in range(turns)]
 
-    def add(self, turn: int, begin: int, kernel_end: int, end: int, cost: Cost) -> None:
-        self.time[turn] += end - begin
-        self.wait[turn] += end - kernel_end
+    def add(self, turn: int, time: int, wait: int, cost: Cost) -> None:
+        self.time[turn] += time
+        self.wait[turn] += wait
         self.launches[turn] += 1
         self.cost[turn] += cost
 
@@ -191,10 +191,10 @@ def _summary(session: Session, options: ProfileOptions, steps: Sequence[TimedSte
     inside = np.zeros(turns)
     for step in steps:
         inside[step.turn] += step.record.end - step.record.begin
-        for launch, row_start, *times in step.timings.tolist():
+        for launch, row_start, begin, kernel_end, end in step.timings.tolist():
             cost = session.costs.launch(launch, step.record.shape, row_start)
             for sums in (kernels[kernel_label(session, launch)], layers[layer_of(plan.launches[launch].origin)], total):
-                sums.add(step.turn, *times, cost)
+                sums.add(step.turn, end - begin, end - kernel_end, cost)
     turn_ns = float(np.median(inside))
     limits = (turn_ns, roofs.read_gb_s, roofs.peaks_gop_s.get(roofs.compute_peak, 0.0))
     rows = [sums.row(name, *limits) for name, sums in kernels.items()]

@@ -13,7 +13,7 @@ from ...runtime.drivers.cpu.driver import CpuDriver
 from ...runtime.drivers.cpu.host import select_target
 from ...runtime.drivers.cpu.roofs import RoofMeter
 from ...runtime.errors import DriverError, RequestError
-from ...runtime.format.container import EngineFile
+from ...runtime.format.engine_reader import EngineFile
 from ...runtime.format.plan import Plan
 from ..llm import LLM
 from ..loading import load_engine
@@ -27,7 +27,7 @@ from .workload import Job
 
 
 class Session:
-    """Opens an engine file, checks its weights (a check in the background would disturb), and records every step.
+    """Opens an engine file, checks and moves its weights (which in the background would disturb), records every step.
 
     threads: of the driver and of the roofs. max_kv_tokens: size of the KV cache; None as for serving.
     roof_bytes: see RoofMeter. Raises what LLM raises.
@@ -43,7 +43,9 @@ class Session:
         roof_bytes: int | None = None,
     ) -> None:
         self.path = path
-        parts = load_engine(path, threads=threads, trust="any", verify_weights="before", public_key=None)
+        parts = load_engine(
+            path, threads=threads, weights="copy", trust="any", verify_weights="before", public_key=None
+        )
         driver = parts.driver
         self.recorder = RecordingDriver(driver)
         parts.driver = self.recorder
@@ -60,11 +62,17 @@ class Session:
             self.costs = CostModel(self.plan)
             self.compute = main_compute(self.plan)
             self.meter = RoofMeter(self.threads, read_bytes=roof_bytes)
-            self.encode: Callable[[str], list[int]] | None = None if parts.tokenizer is None else parts.tokenizer.encode
+            self._parts = parts
         except BaseException:
             self.llm.close()
             raise
         self._count = 0
+
+    @property
+    def encode(self) -> Callable[[str], list[int]] | None:
+        """The engine's tokenizer, if it has one."""
+        tokenizer = self._parts.text()
+        return None if tokenizer is None else tokenizer.encode
 
     @property
     def loop(self) -> StepLoop:

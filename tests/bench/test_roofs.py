@@ -1,0 +1,102 @@
+"""The roofs: plausible, pinned, refused where nonsense is asked."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from pelton._core import NativeError
+from pelton._core import Roofs as NativeRoofs
+from pelton.runtime.drivers.cpu.host import host_features
+from pelton.runtime.drivers.cpu.roofs import RoofMeter, Roofs, instructions, last_level_cache, median_roofs
+from pelton.runtime.errors import DriverError
+from pelton.runtime.format.dtypes import DType
+
+#: Features as /proc/cpuinfo spells them -> the instruction that must then be measured.
+EXPECTED = {
+    "avx512_bf16": ("dot_bf16", "avx512 vdpbf16ps"),
+    "avx512_vnni": ("dot_int8", "avx512 vpdpbusd"),
+    "avx512f": ("fma_f32", "avx512 vfmadd231ps"),
+}
+
+
+def test_a_sample_has_every_peak_of_this_cpu() -> None:
+    meter = RoofMeter(2, read_bytes=8 << 20)
+    sample = meter.sample(passes=3)
+    assert sample.threads == meter.threads == 2
+    assert sample.peaks.keys() == instructions().keys()
+    assert sample.read > 1e8
+    assert all(rate > 1e8 for rate in sample.peaks.values())
+
+
+def test_instructions_follow_the_features() -> None:
+    found, features = instructions(), host_features()
+    for feature, (kind, instruction) in EXPECTED.items():
+        if feature in features:
+            assert found[kind] == instruction
+
+
+@pytest.mark.isa("avx512_bf16")
+def test_a_dot_product_does_more_than_an_fma() -> None:
+    """One after the other on the same CPU: pairs in bf16 do twice the work, quads in int8 four times."""
+    rates = RoofMeter(1, read_bytes=1 << 20).sample(passes=9).peaks
+    assert 1.3 < rates["dot_bf16"] / rates["fma_f32"] < 3
+    assert 2.6 < rates["dot_int8"] / rates["fma_f32"] < 6
+
+
+def test_no_thread_is_left_behind_and_the_caller_stays_unpinned() -> None:
+    before, threads = os.sched_getaffinity(0), threading.active_count()
+    tasks = len(os.listdir("/proc/self/task"))
+    native = NativeRoofs(2, sorted(before)[:2], 1 << 20)
+    assert len(native.read(2)) == 2
+    assert len(native.peak("fma_f32", 4)) == 4
+    assert os.sched_getaffinity(0) == before
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/task")) == tasks
+
+
+def test_more_threads_than_cpus() -> None:
+    count = len(os.sched_getaffinity(0)) + 3
+    assert RoofMeter(count, read_bytes=4 << 20).sample(passes=1).read > 0
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: NativeRoofs(0, [], 1 << 20), "not 0"),
+        (lambda: NativeRoofs(2, [-1, 0], 1 << 20), "no CPU -1"),
+        (lambda: NativeRoofs(4, [], 100), "too few"),
+        (lambda: NativeRoofs(1, [], 4096).read(0), "at least one"),
+        (lambda: NativeRoofs(1, [], 4096).peak("dot_f8", 1), "dot_f8"),
+    ],
+)
+def test_nonsense_is_refused(call, message: str) -> None:
+    with pytest.raises(NativeError, match=message):
+        call()
+
+
+def test_the_meter_raises_typed_errors() -> None:
+    with pytest.raises(DriverError, match="threads can measure"):
+        RoofMeter(10_000)
+
+
+def test_medians_and_the_peak_of_a_type() -> None:
+    samples = [Roofs(2, float(r), {"fma_f32": float(p)}) for r, p in ((1, 30), (9, 10), (2, 20))]
+    roofs = median_roofs(samples)
+    assert roofs == Roofs(2, 2.0, {"fma_f32": 20.0})
+    assert roofs.peak_of(DType.BF16) == ("fma_f32", 20.0)
+    assert Roofs(1, 1.0, {"fma_f32": 1.0, "dot_bf16": 5.0}).peak_of(DType.BF16) == ("dot_bf16", 5.0)
+    assert Roofs(1, 1.0, {}).peak_of(DType.BF16) == ("", 0.0)
+    with pytest.raises(ValueError, match="no samples"):
+        median_roofs([])
+
+
+def test_the_last_cache_is_the_largest(tmp_path: Path) -> None:
+    for index, size in enumerate(("32K", "1M", "3072K", "odd")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(size + "\n")
+    assert last_level_cache(tmp_path) == 3 << 20
+    assert last_level_cache(tmp_path / "nothing") == 0
