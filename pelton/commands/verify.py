@@ -23,7 +23,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.public_key is not None:
         from ..runtime.format.signature import verify_signature
 
-        print(f"ok   signature: of {verify_signature(arguments.engine, arguments.public_key)}")
+        print(f"ok   signature: of identity {verify_signature(arguments.engine, arguments.public_key)}")
     failed = False
     for check in verify_engine(arguments.engine, threads=arguments.threads, run=not arguments.hashes_only):
         failed |= bool(check.problems)

@@ -85,7 +85,8 @@ def require_signature(engine: Path, identity: str, public_key: Key | None) -> No
         )
     if fields.get("key") != _fingerprint(key):
         raise TrustError(
-            f"{path} was made with key {fields.get('key', '?')[:64]}, and the key trusted is {_fingerprint(key)}"
+            f"{path} was made with key {fields.get('key', '?')[:64]}, and the key trusted is {_fingerprint(key)}; "
+            "give the signer's public key, or have the engine signed again"
         )
     from cryptography.exceptions import InvalidSignature
 
