@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pelton.builder.ops.base import Op
-from pelton.builder.target import Target
+from pelton.builder.target import Sku, Target
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.tensor_type import Dim, TensorType
 
@@ -84,6 +85,12 @@ def cpp_config(
     return "\n".join([*lines, "};"])
 
 
+def cpp_members(tactic: Any) -> dict[str, int]:
+    """The integer fields of a dataclass as members of a config: block_rows -> kBlockRows."""
+    values = dataclasses.asdict(tactic)
+    return {"k" + name.title().replace("_", ""): int(value) for name, value in values.items()}
+
+
 def cpp_kernel(symbol: str, header: str, body: str, prelude: str = "") -> str:
     """A kernel's source: the header it instantiates, declarations, and the exported function."""
     return (
@@ -102,6 +109,13 @@ def refuse_target(target: Target, vector_bits: int | None = None) -> str | None:
     return None
 
 
+def sku_of(target: Target) -> Sku:
+    """The SKU of a target that ``refuse_target`` took."""
+    if target.sku is None:
+        raise TypeError(f"target {target} has no SKU")
+    return target.sku
+
+
 def refuse_floats(types: Sequence[TensorType]) -> str | None:
     """None if every operand holds floats (tokens aside)."""
     for type_ in types:
@@ -116,8 +130,10 @@ __all__ = [
     "cpp_count",
     "cpp_float",
     "cpp_kernel",
+    "cpp_members",
     "cpp_type",
     "expect",
     "refuse_floats",
     "refuse_target",
+    "sku_of",
 ]

@@ -49,30 +49,31 @@ struct Attention {
     }
   }
 
-  // Tiles of queries, dealt out by the keys they attend to.
+  // Tiles of queries. Each goes to the worker that has had the least so far (all work that out for
+  // themselves): whatever the mix of lengths, they end within about a tile of each other.
   PELTON_INLINE void by_tiles(const pelton_worker* worker) const {
-    int64_t total = 0;
-    for (int64_t t = 0; t < step->num_tokens; ++t) total += cost(t, 1);
-    int64_t before = 0;
+    int64_t given[kMostWorkers];
+    for (int w = 0; w < worker->count; ++w) given[w] = 0;
     for (int s = 0; s < step->num_seqs; ++s) {
       const int end = step->query_start[s + 1];
-      for (int t = step->query_start[s]; t < end; t += Tile::kTileQueries) {
-        const int count = smaller<int>(Tile::kTileQueries, end - t);
-        const int64_t piece = cost(t, count);
-        for (int which = 0; which < kPieces; ++which, before += piece) {
-          if (before * worker->count / (total * kPieces) == worker->index)
-            whole_tile(t, count, which);
+      for (int which = 0; which < kPieces; ++which) {
+        for (int t = step->query_start[s]; t < end; t += Tile::kTileQueries) {
+          const int count = smaller<int>(Tile::kTileQueries, end - t);
+          int least = 0;
+          for (int w = 1; w < worker->count; ++w) {
+            if (given[w] < given[least]) least = w;
+          }
+          given[least] += cost(t, count);
+          if (least == worker->index) whole_tile(t, count, which);
         }
       }
     }
   }
+  // Steps of keys that a tile attends to, in half rows: a partial step costs a whole one.
   PELTON_INLINE int64_t cost(int64_t token, int count) const {
-    int64_t keys = 0;
-    for (int i = 0; i < count; ++i) {
-      const int position = step->positions[token + i];
-      keys += position - Tile::first_key(position) + 1 + kStepKeys;
-    }
-    return keys;
+    const int first = Tile::first_key(step->positions[token]);
+    const int last = step->positions[token + count - 1];
+    return (last / kStepKeys - first / kStepKeys + 2) * count;
   }
 
   // A split of one query's keys at a time: partial results go through scratch, then are merged in
@@ -89,8 +90,9 @@ struct Attention {
           tile->attend_split(from + i);
           float* to = part_of(before);
           for (int r = 0; r < tile->rows(); ++r, to += kPartFloats) {
-            to[0] = tile->part[r].max;
-            to[1] = tile->part[r].sum;
+            const typename Tile::State part = tile->part(r);
+            to[0] = part.max;
+            to[1] = part.sum;
             for (int d = 0; d < Tile::kWidth; d += kLanes) {
               store(to + kLanes + d, load(tile->part_out[r] + d));
             }

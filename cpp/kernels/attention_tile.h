@@ -1,37 +1,36 @@
 // A tile of attention rows (some queries of some heads of one kv head) and what it does with keys
 // and values: find them, score, weigh, mix, merge. See attention.h for the grid they lie on.
 #pragma once
-#include "dot.h"
-#include "kv.h"
+#include "attention_keys.h"
 #include "math.h"
-#include "work.h"
 
 namespace pelton {
 
-inline constexpr int kStepKeys = 64;
 inline constexpr int kSplitKeys = 256;
-inline constexpr int kTileRows = 32;
 
 // C: Compute (type of q), Kv, Out; kHeads, kKvHeads, kDim, kTokens, kGroup (block table), kWindow
-// (0 = none), kScale, kSoftcap (0 = none), kParts (partial results that scratch can hold).
+// (0 = none), kScale > 0, kSoftcap (0 = none), kParts (partial results that scratch can hold); and
+// the tactic, which changes no result: kTileHeads x kTileQueries rows make a tile, of which blocks
+// of kBlockRows (kHeadRows where few are left) x kBlockPanels are in registers at a time.
 template <class C>
 struct AttentionTile {
-  using Place = KvPlace<C>;
+  using Keys = AttentionKeys<C>;
   using Kv = typename C::Kv;
-  using Dot = typename DotFor<Kv, Place::kPair == 2, typename C::Compute>::Type;
+  using Dot = typename DotFor<Kv, Keys::kPair == 2, typename C::Compute>::Type;
   using X = typename Dot::X;
-  static constexpr int kPair = Place::kPair;
+  static constexpr int kPair = Keys::kPair;
   static constexpr int kDim = C::kDim;
-  static constexpr int kChunks = kDim / kLanes;          // whole vectors of a head
-  static constexpr int kTail = kDim % kLanes;            // values after them
+  static constexpr int kChunks = Keys::kChunks;
   static constexpr int kWidth = round_up(kDim, kLanes);  // floats of an output row in here
-  static constexpr int kPanels = kStepKeys / kLanes;
+  static constexpr int kPanels = Keys::kPanels;
   static constexpr int kHeadsPerKv = C::kHeads / C::kKvHeads;
-  static constexpr int kTileHeads = smaller<int>(kHeadsPerKv, kTileRows);
+  static constexpr int kTileHeads = C::kTileHeads;
   static constexpr int kHeadTiles = divide_up(kHeadsPerKv, kTileHeads);
-  static constexpr int kTileQueries = kTileRows / kTileHeads;
+  static constexpr int kTileQueries = C::kTileQueries;
+  static constexpr int kTileRows = kTileHeads * kTileQueries;
 
-  // Running results of one row (a query of one head).
+  // Running results of one row (a query of one head): the largest raw score, and the sum of
+  // weights.
   struct State {
     float max, sum;
   };
@@ -42,7 +41,9 @@ struct AttentionTile {
   int position;             // and its position; further queries follow
   int queries, heads;       // rows = queries x heads, heads fastest
   int head, kv_head;        // the first query head
-  State part[kTileRows], total[kTileRows];
+  float part_max[kTileRows];
+  State total[kTileRows];
+  alignas(64) float part_sum[kTileRows][kLanes];  // sums of weights, still spread over lanes
   alignas(64) X query[kTileRows][kWidth];
   alignas(64) float scores[kTileRows][kStepKeys];
   alignas(64) X weights[kTileRows][kStepKeys];
@@ -76,65 +77,27 @@ struct AttentionTile {
   }
   PELTON_INLINE void clear_part() {
     for (int r = 0; r < rows(); ++r) {
-      part[r] = {-__builtin_huge_valf(), 0.0f};
+      part_max[r] = -__builtin_huge_valf();
+      store(part_sum[r], zero());
       for (int d = 0; d < kWidth; d += kLanes) store(part_out[r] + d, zero());
     }
   }
+  PELTON_INLINE State part(int row) const { return {part_max[row], sum(load(part_sum[row]))}; }
 
-  // Keys and values of up to one step, as the dot products want them.
-  struct Keys {
-    const Kv* key[kPanels];
-    // Runs of value steps in order: where they start, at which key, and how many steps.
-    struct Run {
-      const Kv* value;
-      const Kv* tail;
-      int key, steps;
-    } run[kPanels + 2];
-    int runs;
-    alignas(64) Kv edge[2][kDim * kPair];
-    alignas(64) Kv tails[kTail == 0 ? 1 : (kPanels * kLanes + 4) * kLanes];
-    int tail_steps;
+  // Where the next step's keys and values lie: read ahead while this step is computed.
+  struct Ahead {
+    const char* key[kPanels];
+    const char* value[kPanels];
   };
-
-  PELTON_INLINE void add_run(Keys& keys, const Kv* value, int key, int steps) const {
-    typename Keys::Run& run = keys.run[keys.runs++];
-    run = {value, keys.tails + keys.tail_steps * kLanes * kPair, key, steps};
-    if constexpr (kTail != 0) {
-      for (int s = 0; s < steps; ++s, ++keys.tail_steps) {
-        Kv* to = keys.tails + keys.tail_steps * kLanes * kPair;
-        for (int i = 0; i < kLanes * kPair; ++i) {
-          to[i] = i < kTail * kPair ? value[(s * kDim + kChunks * kLanes) * kPair + i] : Kv{};
-        }
-      }
-    }
-  }
-  // A pair of keys of which only one counts; the other's values are replaced by zeros.
-  PELTON_INLINE void add_half(Keys& keys, const Kv* value, int key, int which) const {
-    Kv* edge = keys.edge[which];
-    for (int i = 0; i < kDim * kPair; ++i) edge[i] = i % 2 == which ? value[i] : Kv{};
-    add_run(keys, edge, key, 1);
-  }
-
-  // Find keys first..last (counted within the step at `base`).
-  PELTON_INLINE void find(Keys& keys, int base, int first, int last) const {
-    keys.runs = 0;
-    keys.tail_steps = 0;
-    for (int p = first / kLanes; p <= last / kLanes; ++p) {
+  PELTON_INLINE void look(Ahead& ahead, int base) const {
+    for (int p = 0; p < kPanels; ++p) {
       const int at = base + p * kLanes, slot = at % static_cast<int>(C::kTokens);
-      const Kv* block = Place::block(step, state, sequence, at);
-      keys.key[p] = block + Place::Layout::k_index(C::kTokens, kDim, kv_head, slot, 0);
-      const Kv* value =
-          block + Place::Layout::v_index(C::kKvHeads, C::kTokens, kDim, kv_head, slot, 0);
-      int begin = larger(first - p * kLanes, 0), end = smaller(last - p * kLanes + 1, kLanes);
-      if (kPair == 2 && begin % 2 == 1) {
-        add_half(keys, value + (begin - 1) * kDim, p * kLanes + begin - 1, 1);
-        ++begin;
-      }
-      const bool half = kPair == 2 && end % 2 == 1 && begin < end;
-      if (half) --end;
-      if (begin < end)
-        add_run(keys, value + begin * kDim, p * kLanes + begin, (end - begin) / kPair);
-      if (half) add_half(keys, value + end * kDim, p * kLanes + end, 0);
+      const Kv* block = Keys::Place::block(step, state, sequence, at);
+      using Layout = typename Keys::Place::Layout;
+      const int64_t k = Layout::k_index(C::kTokens, kDim, kv_head, slot, 0);
+      const int64_t v = Layout::v_index(C::kKvHeads, C::kTokens, kDim, kv_head, slot, 0);
+      ahead.key[p] = reinterpret_cast<const char*>(block + k);
+      ahead.value[p] = reinterpret_cast<const char*>(block + v);
     }
   }
 
@@ -145,88 +108,115 @@ struct AttentionTile {
   }
 
   // Raw scores of rows row..row+count-1 with panels from..to.
-  template <int M>
-  __attribute__((noinline)) void score(const Keys& keys, int from, int to, int row, int count) {
-    constexpr int64_t kSteps = kDim / Dot::kStep, kAdvance = kLanes * Dot::kStep;
+  template <int M, int P>
+  PELTON_INLINE void score_panels(const Keys& keys, const Ahead& ahead, int first, int row,
+                                  int count) {
     const X* x[M];
     block_rows<M>(query[0], kWidth, row, count, x);
-    if (kPanels * M <= kAccumulators && from == 0 && to == kPanels - 1) {
-      F32 acc[M][kPanels];
-      clear(acc);
-      dot_block<Dot, kAdvance>(x, keys.key, kSteps, acc);
-      for (int m = 0; m < count; ++m) {
-        for (int p = 0; p < kPanels; ++p) store(scores[row + m] + p * kLanes, acc[m][p]);
-      }
-      return;
+    const Kv* key[P];
+    const char* next[P];
+    for (int p = 0; p < P; ++p) {
+      key[p] = keys.key[first + p];
+      next[p] = ahead.key[first + p];
     }
-    for (int p = from; p <= to; ++p) {
-      const Kv* key[1] = {keys.key[p]};
-      F32 acc[M][1];
-      clear(acc);
-      dot_block<Dot, kAdvance>(x, key, kSteps, acc);
-      for (int m = 0; m < count; ++m) store(scores[row + m] + p * kLanes, acc[m][0]);
+    F32 acc[M][P];
+    clear(acc);
+    dot_block<Dot, kLanes * Dot::kStep, 2>(x, key, kDim / Dot::kStep, acc, next);
+    for (int m = 0; m < count; ++m) {
+      for (int p = 0; p < P; ++p) store(scores[row + m] + (first + p) * kLanes, acc[m][p]);
     }
   }
+  template <int M>
+  __attribute__((noinline)) void score(const Keys& keys, const Ahead& ahead, int from, int to,
+                                       int row, int count) {
+    constexpr int P = smaller<int>(C::kBlockPanels, kPanels);
+    int p = from;
+    for (; p + P - 1 <= to; p += P) score_panels<M, P>(keys, ahead, p, row, count);
+    for (; p <= to; ++p) score_panels<M, 1>(keys, ahead, p, row, count);
+  }
 
-  // Turn a row's raw scores into weights of keys first..last; rescale what came before.
+  // Weights are powers of two: the scale and log2(e) are one factor of a score.
+  static constexpr float kLog2E = 1.44269504f;
+  static constexpr float kFactor = C::kSoftcap != 0.0f ? kLog2E : C::kScale * kLog2E;
+  static PELTON_INLINE F32 decay(float below) { return exp2_below(splat(below * kFactor)); }
+
+  // Turn a row's raw scores into weights of keys first..last (FULL: of all); rescale what came
+  // before.
+  template <bool FULL>
   __attribute__((noinline)) void weigh(int row, int first, int last) {
     F32 s[kPanels];
-    Mask valid[kPanels];
-    F32 top = splat(-__builtin_huge_valf());
     for (int p = 0; p < kPanels; ++p) {
-      valid[p] = first_n(last + 1 - p * kLanes) & ~first_n(first - p * kLanes);
-      s[p] = load(scores[row] + p * kLanes) * splat(C::kScale);
-      if constexpr (C::kSoftcap != 0.0f)
-        s[p] = splat(C::kSoftcap) * tanh(s[p] / splat(C::kSoftcap));
-      s[p] = select(valid[p], s[p], splat(-__builtin_huge_valf()));
-      top = max(s[p], top);
+      s[p] = load(scores[row] + p * kLanes);
+      if constexpr (C::kSoftcap != 0.0f) {
+        s[p] = splat(C::kSoftcap) * tanh(s[p] * splat(C::kScale) / splat(C::kSoftcap));
+      }
+      if constexpr (!FULL) {
+        s[p] = select(within(p, first, last), s[p], splat(-__builtin_huge_valf()));
+      }
     }
-    State& mine = part[row];
-    const float highest = larger(mine.max, max_lane(top));
+    const F32 top = max(max(s[0], s[1]), max(s[2], s[3]));
+    const float before = part_max[row], highest = larger(before, max_lane(top));
+    const F32 offset = splat(-highest * kFactor);
     F32 w[kPanels];
     for (int p = 0; p < kPanels; ++p) {
-      w[p] = select(valid[p], exp(s[p] - splat(highest)), zero());
-      if constexpr (sizeof(X) == 2) {
-        w[p] = round_through<bf16>(w[p]);
-      }
-      store(weights[row] + p * kLanes, w[p]);
+      w[p] = exp2_below(fma(s[p], splat(kFactor), offset));
+      if constexpr (!FULL) w[p] = select(within(p, first, last), w[p], zero());
     }
-    const float added = sum((w[0] + w[1]) + (w[2] + w[3]));
-    if (mine.max == highest) {
-      mine.sum += added;
+    const F32 added = keep_weights(weights[row], w);
+    if (before == highest) {
+      store(part_sum[row], load(part_sum[row]) + added);
       return;
     }
-    const F32 shrink = exp(splat(mine.max - highest));
-    mine = {highest, mine.sum * lane0(shrink) + added};
+    const F32 shrink = decay(before - highest);
+    part_max[row] = highest;
+    store(part_sum[row], fma(load(part_sum[row]), shrink, added));
     for (int d = 0; d < kWidth; d += kLanes) {
       store(part_out[row] + d, load(part_out[row] + d) * shrink);
+    }
+  }
+  static PELTON_INLINE Mask within(int panel, int first, int last) {
+    return first_n(last + 1 - panel * kLanes) & ~first_n(first - panel * kLanes);
+  }
+  // Store weights as the dot product takes them, and add them up so, lane by lane.
+  static PELTON_INLINE F32 keep_weights(X* to, const F32 (&w)[kPanels]) {
+    if constexpr (sizeof(X) == 2) {
+      F32 added = zero();
+      for (int p = 0; p < kPanels; p += 2)
+        added = Dot::keep_sum(to + p * kLanes, w[p], w[p + 1], added);
+      return added;
+    } else {
+      for (int p = 0; p < kPanels; ++p) store(to + p * kLanes, w[p]);
+      return (w[0] + w[1]) + (w[2] + w[3]);
     }
   }
 
   // Outputs CHUNK.. of M rows += weights times values.
   template <int M, int CHUNK>
-  PELTON_INLINE void mix_chunks(const Keys& keys, int row, int count) {
-    constexpr int kWant = M * 4 <= kAccumulators ? 4 : 2;
+  PELTON_INLINE void mix_chunks(const Keys& keys, const Ahead& ahead, int row, int count) {
     if constexpr (CHUNK < kChunks) {
-      constexpr int kNow = smaller(kWant, kChunks - CHUNK);
-      F32 acc[M][kNow];
+      constexpr int P = smaller<int>(C::kBlockPanels, kChunks - CHUNK);
+      F32 acc[M][P];
       for (int m = 0; m < M; ++m) {
         const float* out = part_out[row + smaller(m, count - 1)] + CHUNK * kLanes;
-        for (int c = 0; c < kNow; ++c) acc[m][c] = load(out + c * kLanes);
+        for (int c = 0; c < P; ++c) acc[m][c] = load(out + c * kLanes);
       }
       for (int i = 0; i < keys.runs; ++i) {
         const typename Keys::Run& run = keys.run[i];
         const X* x[M];
         block_rows<M>(weights[0] + run.key, kStepKeys, row, count, x);
-        const Kv* value[kNow];
-        for (int c = 0; c < kNow; ++c) value[c] = run.value + (CHUNK + c) * kLanes * kPair;
-        dot_block<Dot, kDim * kPair>(x, value, run.steps, acc);
+        const Kv* value[P];
+        const char* next[P];
+        for (int c = 0; c < P; ++c) {
+          value[c] = run.value + (CHUNK + c) * kLanes * kPair;
+          next[c] = ahead.value[run.key / kLanes] + (CHUNK + c) * kLanes * kPair * sizeof(Kv);
+        }
+        dot_block<Dot, kDim * kPair, 2>(x, value, run.steps, acc, next);
       }
       for (int m = 0; m < count; ++m) {
-        for (int c = 0; c < kNow; ++c) store(part_out[row + m] + (CHUNK + c) * kLanes, acc[m][c]);
+        for (int c = 0; c < P; ++c) store(part_out[row + m] + (CHUNK + c) * kLanes, acc[m][c]);
       }
-      mix_chunks<M, CHUNK + kNow>(keys, row, count);
-    } else if constexpr (kTail != 0) {
+      mix_chunks<M, CHUNK + P>(keys, ahead, row, count);
+    } else if constexpr (Keys::kTail != 0) {
       F32 acc[M][1];
       for (int m = 0; m < M; ++m) {
         acc[m][0] = load(part_out[row + smaller(m, count - 1)] + kChunks * kLanes);
@@ -241,38 +231,44 @@ struct AttentionTile {
     }
   }
   template <int M>
-  __attribute__((noinline)) void mix(const Keys& keys, int row, int count) {
-    mix_chunks<M, 0>(keys, row, count);
+  __attribute__((noinline)) void mix(const Keys& keys, const Ahead& ahead, int row, int count) {
+    mix_chunks<M, 0>(keys, ahead, row, count);
   }
 
-#if defined(__AVX512F__)
-  static constexpr int kBlockRows = 4, kAccumulators = 16;
-#else
-  static constexpr int kBlockRows = 2, kAccumulators = 4;
-#endif
+  // work.template operator()<M>(row, rows) for blocks of rows row..row+count-1; the last may have
+  // fewer than M rows.
+  template <class Work>
+  static PELTON_INLINE void in_blocks(int row, int count, const Work& work) {
+    while (count > 0) {
+      int now = smaller<int>(C::kBlockRows, count);
+      if (count >= C::kBlockRows || count > C::kHeadRows) {
+        work.template operator()<C::kBlockRows>(row, now);
+      } else if (count > 1) {
+        work.template operator()<C::kHeadRows>(row, now);
+      } else {
+        work.template operator()<1>(row, now);
+      }
+      row += now;
+      count -= now;
+    }
+  }
 
   // Rows row..row+count-1 attend to keys first..last of the step at `base`.
-  PELTON_INLINE void attend(int base, int first, int last, int row, int count) {
+  PELTON_INLINE void attend(const Ahead& ahead, int base, int first, int last, int row, int count) {
     Keys keys;
-    find(keys, base, first, last);
-    const int from = first / kLanes, to = last / kLanes;
-    for (int done = 0; done < count; done += kBlockRows) {
-      const int now = smaller(kBlockRows, count - done);
-      if (now == 1) {
-        score<1>(keys, from, to, row + done, now);
+    keys.find(step, state, sequence, kv_head, base, first, last);
+    in_blocks(row, count, [&]<int M>(int r, int n) {
+      score<M>(keys, ahead, first / kLanes, last / kLanes, r, n);
+    });
+    const bool full = first == 0 && last == kStepKeys - 1;
+    for (int r = row; r < row + count; ++r) {
+      if (full) {
+        weigh<true>(r, first, last);
       } else {
-        score<kBlockRows>(keys, from, to, row + done, now);
+        weigh<false>(r, first, last);
       }
     }
-    for (int r = row; r < row + count; ++r) weigh(r, first, last);
-    for (int done = 0; done < count; done += kBlockRows) {
-      const int now = smaller(kBlockRows, count - done);
-      if (now == 1) {
-        mix<1>(keys, row + done, now);
-      } else {
-        mix<kBlockRows>(keys, row + done, now);
-      }
-    }
+    in_blocks(row, count, [&]<int M>(int r, int n) { mix<M>(keys, ahead, r, n); });
   }
 
   // All rows attend to their keys of one split, into `part`.
@@ -280,15 +276,17 @@ struct AttentionTile {
     const int last_query = position + queries - 1;
     const int begin = larger(split * kSplitKeys, first_key(position) / kStepKeys * kStepKeys);
     const int end = smaller((split + 1) * kSplitKeys, last_query + 1);
+    Ahead ahead;
     for (int base = begin; base < end; base += kStepKeys) {
+      look(ahead, base + kStepKeys <= position ? base + kStepKeys : base);
       if (base >= first_key(last_query) && base + kStepKeys - 1 <= position) {
-        attend(base, 0, kStepKeys - 1, 0, rows());
+        attend(ahead, base, 0, kStepKeys - 1, 0, rows());
         continue;
       }
       for (int q = 0; q < queries; ++q) {
         const int first = larger(first_key(position + q) - base, 0);
         const int last = smaller(position + q - base, kStepKeys - 1);
-        if (first <= last) attend(base, first, last, q * heads, heads);
+        if (first <= last) attend(ahead, base, first, last, q * heads, heads);
       }
     }
   }
@@ -302,14 +300,14 @@ struct AttentionTile {
       return;
     }
     const float highest = larger(into.max, from.max);
-    const F32 a = exp(splat(into.max - highest)), b = exp(splat(from.max - highest));
+    const F32 a = decay(into.max - highest), b = decay(from.max - highest);
     into = {highest, into.sum * lane0(a) + from.sum * lane0(b)};
     for (int d = 0; d < kWidth; d += kLanes) {
       store(out + d, load(out + d) * a + load(added + d) * b);
     }
   }
   PELTON_INLINE void merge_part() {
-    for (int r = 0; r < rows(); ++r) merge(total[r], total_out[r], part[r], part_out[r]);
+    for (int r = 0; r < rows(); ++r) merge(total[r], total_out[r], part(r), part_out[r]);
   }
 
   static PELTON_INLINE void finish(State state, const float* from, typename C::Out* to) {

@@ -29,6 +29,14 @@ struct DotBf16 {
       for (int p = 0; p < P; ++p) acc[m][p].v = _mm512_dpbf16_ps(acc[m][p].v, both, panel[p]);
     }
   }
+  // Store 32 values as a staged row has them (the dot product takes subnormals for zero anyway, so
+  // it does not matter that this rounding does), and return acc + their sum, lane by lane.
+  static PELTON_INLINE F32 keep_sum(X* to, F32 a, F32 b, F32 acc) {
+    const __m512bh both = _mm512_cvtne2ps_pbh(b.v, a.v);
+    _mm512_storeu_si512(to, (__m512i)both);
+    const __m512bh ones = (__m512bh)_mm512_set1_epi32(0x3f803f80);
+    return {_mm512_dpbf16_ps(acc.v, both, ones)};
+  }
 };
 #endif
 
@@ -98,19 +106,26 @@ struct DotFor<bf16, true, bf16> {
 };
 #endif
 
-// acc[m][p] += row m . panel p over `steps` steps, ADVANCE stored elements apart in the panel. With
-// PREFETCH > 0, panel 0 is read that many bytes ahead (one sequential stream: use P = 1).
-template <class Dot, int64_t ADVANCE, int PREFETCH = 0, int M, int P>
+// acc[m][p] += row m . panel p over `steps` steps, ADVANCE stored elements apart in the panel.
+// Meanwhile the lines of A other panels, at `ahead`, are brought into the cache of level 1
+// (LOCALITY 3) or 2 (LOCALITY 2); addresses past the end of anything do no harm.
+template <class Dot, int64_t ADVANCE, int LOCALITY, int M, int P, int A>
+PELTON_INLINE void dot_block(const typename Dot::X* const (&x)[M],
+                             const typename Dot::W* const (&w)[P], int64_t steps, F32 (&acc)[M][P],
+                             const char* const (&ahead)[A]) {
+  constexpr int64_t kBytes = ADVANCE * sizeof(typename Dot::W);
+#pragma GCC unroll 4
+  for (int64_t s = 0; s < steps; ++s) {
+    for (int a = 0; a < A; ++a) __builtin_prefetch(ahead[a] + s * kBytes, 0, LOCALITY);
+    Dot::template step<M, P>(x, s, w, s * ADVANCE, acc);
+  }
+}
+template <class Dot, int64_t ADVANCE, int M, int P>
 PELTON_INLINE void dot_block(const typename Dot::X* const (&x)[M],
                              const typename Dot::W* const (&w)[P], int64_t steps,
                              F32 (&acc)[M][P]) {
 #pragma GCC unroll 4
-  for (int64_t s = 0; s < steps; ++s) {
-    if constexpr (PREFETCH > 0) {
-      __builtin_prefetch(reinterpret_cast<const char*>(w[0] + s * ADVANCE) + PREFETCH);
-    }
-    Dot::template step<M, P>(x, s, w, s * ADVANCE, acc);
-  }
+  for (int64_t s = 0; s < steps; ++s) Dot::template step<M, P>(x, s, w, s * ADVANCE, acc);
 }
 
 template <int M, int P>

@@ -125,7 +125,12 @@ struct Gemm {
     const Compute* panels[P];
     for (int p = 0; p < P; ++p) panels[p] = weight + (panel + p) * kPanel;
     clear(acc);
-    dot_block<Dot, kLanes * Dot::kStep, PREFETCH>(rows_of, panels, kSteps, acc);
+    if constexpr (PREFETCH > 0) {  // one sequential stream: read it ahead
+      const char* const ahead[1] = {reinterpret_cast<const char*>(panels[0]) + PREFETCH};
+      dot_block<Dot, kLanes * Dot::kStep, 3>(rows_of, panels, kSteps, acc, ahead);
+    } else {
+      dot_block<Dot, kLanes * Dot::kStep>(rows_of, panels, kSteps, acc);
+    }
   }
   template <int M, int P>
   __attribute__((noinline)) void tile(const X* ready, int64_t first_row, int64_t unit) const {

@@ -6,6 +6,7 @@
 // exact value, over all finite inputs unless a range is given:
 //
 //   exp      1 ulp (subnormal results too), 0 below -103.98, inf above 88.72
+//   exp2_below  2.1 ulp for x in [-126, 0], 2^-126 below
 //   log      1 ulp; log(0) = -inf, NaN below
 //   tanh     2 ulp
 //   erf      3 ulp
@@ -31,17 +32,34 @@ PELTON_INLINE F32 polynomial(F32 x, float c0, C... rest) {
 // 2^n for integers n in [-126, 127].
 PELTON_INLINE F32 exp2_int(I32 n) { return from_bits(shift_left<23>(n + splat_int(127))); }
 
+// p * 2^n for integers n, as floats, from -252 to 254. The result is rounded once, also if it is
+// subnormal: without an instruction for it, 2^n is taken in two factors that are normal numbers.
+PELTON_INLINE F32 times_exp2(F32 p, F32 n) {
+#if defined(__AVX512F__)
+  return {_mm512_scalef_ps(p.v, n.v)};
+#else
+  const I32 k = to_int(n);
+  const I32 half = shift_right_signed<1>(k);
+  return (p * exp2_int(half)) * exp2_int(k - half);
+#endif
+}
+
 PELTON_INLINE F32 exp(F32 x) {
   x = max(splat(-110.0f), min(splat(110.0f), x));  // this operand order keeps NaN
   const F32 n = round_even(x * splat(1.44269504f));
   F32 r = fnma(n, splat(0.693145752f), x);  // ln 2 in two parts, the first of 17 bits
   r = fnma(n, splat(1.42860677e-6f), r);
   const F32 q = polynomial(r, 0.49999994f, 0.1666652f, 0.041668393f, 0.008368781f, 0.0013814467f);
-  const F32 p = fma(r * r, q, r) + splat(1.0f);
-  // 2^n in two factors: both are normal numbers, and a subnormal result is rounded only once.
-  const I32 k = to_int(n);
-  const I32 half = shift_right_signed<1>(k);
-  return (p * exp2_int(half)) * exp2_int(k - half);
+  return times_exp2(fma(r * r, q, r) + splat(1.0f), n);
+}
+
+// 2^x for x that are not positive (or by rounding errors only).
+PELTON_INLINE F32 exp2_below(F32 x) {
+  x = max(splat(-126.0f), x);  // this operand order keeps NaN
+  const F32 n = round_even(x);
+  const F32 p = polynomial(x - n, 1.0f, 0.693147004f, 0.240222424f, 0.0555073358f, 0.00967151299f,
+                           0.00132647273f);
+  return times_exp2(p, n);
 }
 
 PELTON_INLINE F32 log(F32 x) {
@@ -148,6 +166,7 @@ PELTON_INLINE F32 gelu_tanh(F32 x) {
 #define PELTON_SCALAR(function) \
   PELTON_INLINE float function(float x) { return lane0(function(splat(x))); }
 PELTON_SCALAR(exp)
+PELTON_SCALAR(exp2_below)
 PELTON_SCALAR(log)
 PELTON_SCALAR(sigmoid)
 PELTON_SCALAR(tanh)

@@ -9,14 +9,45 @@ from pelton.builder.ops.base import Op
 from pelton.builder.ops.fused import PagedAttention
 from pelton.builder.target import Target
 
-from ..cpu_code import cpp_config, cpp_kernel, cpp_type, expect, refuse_floats, refuse_target
+from ..cpu_code import cpp_config, cpp_kernel, cpp_members, cpp_type, expect, refuse_floats, refuse_target, sku_of
 from ..kv.cpu import refuse_kv
 
-# As in cpp/kernels/attention.h.
+# As in cpp/kernels/attention_tile.h.
 _SPLIT_KEYS = 256
-_TILE_ROWS = 32
 _LANES = 16
 _LEAST_PARTS = 64  # partial results (one query, one split, one kv head) that scratch always has room for
+
+
+_TILE_ROWS = 32  # with 64 keys their scores, weights and outputs are about as large as the L1 cache
+
+
+@dataclass(frozen=True)
+class AttentionTactic:
+    """How attention is blocked; results do not depend on it.
+
+    A tile has ``tile_queries`` x ``tile_heads`` rows, the heads of one kv head. In registers are ``block_rows`` of
+    them times ``block_panels`` vectors of 16 keys or values; ``head_rows`` where only one query's heads are left.
+    """
+
+    tile_queries: int
+    tile_heads: int
+    block_rows: int
+    head_rows: int
+    block_panels: int
+
+    @staticmethod
+    def choose(heads_per_kv: int, vector_bits: int) -> AttentionTactic:
+        """By the register file: rows x panels accumulators, a few registers left for operands.
+
+        32 registers of 512 bits hold 7 x 4 or 8 x 2; 16 of 256 bits, two to a vector, hold 2 x 2.
+        """
+        heads = min(heads_per_kv, _TILE_ROWS)
+        queries = _TILE_ROWS // heads
+        if vector_bits < 512:
+            return AttentionTactic(queries, heads, 2, min(heads, 2), 2)
+        head_rows = -(-heads // -(-heads // 8))  # the heads of a query, in equal blocks
+        rows = head_rows if heads > 4 else min((8, 7, 6), key=lambda m: -(-queries * heads // m) * m)
+        return AttentionTactic(queries, heads, rows, head_rows, 4 if rows <= 7 else 2)
 
 
 @dataclass(frozen=True)
@@ -34,8 +65,9 @@ class CpuPagedAttention:
             return f"{op.heads} heads do not divide into {op.kv_heads} kv heads"
         if op.window is not None and op.window < 1:
             return f"window {op.window} is not positive"
-        if op.softcap is not None and not op.softcap > 0:
-            return f"softcap {op.softcap} is not positive"
+        for name, value in (("scale", op.scale), ("softcap", 1.0 if op.softcap is None else op.softcap)):
+            if not value > 0:
+                return f"{name} {value} is not positive"
         return refuse_floats([*call.inputs, *call.outputs])
 
     def scratch_bytes(self, call: KernelCall, target: Target) -> int:
@@ -61,6 +93,7 @@ class CpuPagedAttention:
                 "kScale": op.scale,
                 "kSoftcap": op.softcap,
                 "kParts": self._parts(call),
+                **cpp_members(AttentionTactic.choose(op.heads // op.kv_heads, sku_of(target).vector_bits)),
             },
         )
         body = f"pelton::paged_attention<{symbol}_config>(step, args, worker);"

@@ -17,7 +17,20 @@ from pelton.builder.target import CPU_SKUS
 
 from .harness import Inputs, host_skus, run_workers
 
-FUNCTIONS = ("exp", "log", "sigmoid", "tanh", "erf", "sin", "cos", "rsqrt", "silu", "gelu_erf", "gelu_tanh")
+FUNCTIONS = (
+    "exp",
+    "exp2_below",
+    "log",
+    "sigmoid",
+    "tanh",
+    "erf",
+    "sin",
+    "cos",
+    "rsqrt",
+    "silu",
+    "gelu_erf",
+    "gelu_tanh",
+)
 SKUS = sorted({"x86-64-v3", host_skus()[-1]})
 #: T floats from args[0] to args[1]; vectors with a masked tail, or one scalar after the other.
 SOURCE = """
@@ -77,6 +90,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 TRUTH: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "exp": np.exp,
+    "exp2_below": np.exp2,
     "log": np.log,
     "sigmoid": _sigmoid,
     "tanh": np.tanh,
@@ -92,6 +106,7 @@ TRUTH: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     ("f", "low", "high", "ulps"),
     [
         ("exp", -104.5, 89.0, 1.0),
+        ("exp2_below", -126.0, 0.0, 2.1),
         ("log", 1e-3, 4.0, 1.0),
         ("sigmoid", -30.0, 30.0, 3.0),
         ("tanh", -10.0, 10.0, 2.0),
@@ -112,6 +127,8 @@ def test_accuracy(f: str, low: float, high: float, ulps: float) -> None:
         x = x[np.abs(x) <= 2.0**30]
     if f == "silu":
         x = x[x >= -87]
+    if f == "exp2_below":
+        x = x[(x >= -126) & (x <= 0)]
     got = evaluate(f, x)
     with np.errstate(over="ignore"):
         want = TRUTH[f](x.astype(np.float64))
@@ -150,6 +167,7 @@ def test_special_values() -> None:
     inf, nan = np.float32(np.inf), np.float32(np.nan)
     table = {
         "exp": [(inf, inf), (-inf, 0), (nan, nan), (0.0, 1), (-0.0, 1), (89, inf), (-104, 0), (3e38, inf)],
+        "exp2_below": [(-inf, 2.0**-126), (-1e30, 2.0**-126), (nan, nan), (0.0, 1), (-0.0, 1), (-1, 0.5)],
         "log": [(inf, inf), (-inf, nan), (nan, nan), (0.0, -inf), (-0.0, -inf), (1, 0), (-1, nan)],
         "sigmoid": [(inf, 1), (-inf, 0), (nan, nan), (0.0, 0.5)],
         "tanh": [(inf, 1), (-inf, -1), (nan, nan), (0.0, 0.0), (-0.0, -0.0)],
@@ -171,6 +189,8 @@ def test_special_values() -> None:
 def test_bits_depend_on_the_value_alone(f: str) -> None:
     """Any place in a vector, any tail, scalars, and every SKU give the same bits."""
     x = np.concatenate([every_nth_float(500_009), np.linspace(-12, 12, 1001).astype(np.float32)])
+    if f == "exp2_below":
+        x = x[x <= 0]
     whole = evaluate(f, x)
     for sku in SKUS:
         np.testing.assert_array_equal(evaluate(f, x, sku).view(np.uint32), whole.view(np.uint32), err_msg=sku)
@@ -181,9 +201,9 @@ def test_bits_depend_on_the_value_alone(f: str) -> None:
         np.testing.assert_array_equal(shifted.view(np.uint32), whole[start : start + 45].view(np.uint32))
 
 
-@pytest.mark.parametrize("f", ["exp", "tanh", "erf", "sigmoid"])
+@pytest.mark.parametrize("f", ["exp", "exp2_below", "tanh", "erf", "sigmoid"])
 def test_monotone(f: str) -> None:
     """Rounding does not turn the curve around by more than an ulp."""
-    x = np.linspace(-9, 9, 200_001).astype(np.float32)
+    x = np.linspace(-9, 0 if f == "exp2_below" else 9, 200_001).astype(np.float32)
     y = evaluate(f, x)
     assert (y[1:] >= y[:-1] - np.spacing(np.abs(y[1:])) * 3).all()
