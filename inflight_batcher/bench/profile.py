@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...runtime.drivers.cpu.roofs import median_roofs
+from ...runtime.drivers.cpu.roofs import Roofs, median_roofs
 from ...runtime.errors import RequestError
 from .costs import Cost
 from .recorder import StepRecord, gaps_us
@@ -88,40 +88,51 @@ def measure_profile(session: Session, options: ProfileOptions) -> tuple[Profile,
     outputs = options.steps + 2 if decode else 1
     session.check_batch(options.batch_size, options.input_len, outputs)
     roofs = [session.meter.sample()]
-    steps = _decode(session, options) if decode else _prefill(session, options)
+    try:
+        steps = (_decode if decode else _prefill)(session, options, roofs)
+    finally:
+        session.driver.set_timing(False)
+        session.driver.take_timings()
     roofs.append(session.meter.sample())
-    session.driver.set_timing(False)
-    return _summary(
-        session, options, steps, roof_info(median_roofs(roofs), roofs[0].peak_of(session.compute)[0])
-    ), steps
+    return _summary(session, options, steps, roofs), steps
 
 
-def _decode(session: Session, options: ProfileOptions) -> list[TimedStep]:
-    steps: list[TimedStep] = []
-
-    def after_step() -> None:
-        record = session.recorder.take()[-1]
-        whole = record.decodes_only and len(record.shape.counts) == options.batch_size and min(record.shape.starts) > 0
-        if whole and seen:
-            steps.append(TimedStep(len(steps), record, session.driver.take_timings()))
-        if whole:
-            session.driver.set_timing(True)
-            seen.append(record)
-
-    seen: list[StepRecord] = []
-    # Sequences that were prefilled in earlier steps have more tokens by then; all must last until the end.
-    steps_of_prefill = -(-options.batch_size * options.input_len // session.loop.scheduler.config.max_num_tokens)
-    outputs = options.steps + 1 + steps_of_prefill
+def _decode(session: Session, options: ProfileOptions, roofs: list[Roofs]) -> list[TimedStep]:
+    # Sequences that were prefilled first have more tokens by the time the last one starts; all must last to the end.
+    tokens = options.batch_size * options.input_len
+    prompts_a_step = max(1, session.loop.scheduler.config.max_num_tokens - options.batch_size)
+    outputs = options.steps + 3 + -(-tokens // prompts_a_step)
     session.check_batch(options.batch_size, options.input_len, outputs)
     jobs = random_jobs(
         options.batch_size, Length(options.input_len), Length(outputs), session.plan.vocab_size, options.seed
     )
+    steps: list[TimedStep] = []
+    warm: list[StepRecord] = []
+    # Now and then the roofs again, as the machine drifts; seldom, as the step after them finds the team asleep.
+    turn = max(4, options.steps // 5)
+
+    def after_step() -> None:
+        record = session.recorder.take()[-1]
+        if len(record.shape.counts) != options.batch_size or not record.decodes_only or min(record.shape.starts) == 0:
+            return
+        if warm and len(steps) < options.steps:
+            steps.append(TimedStep(len(steps), record, session.driver.take_timings()))
+            if len(steps) % turn == 0:
+                roofs.append(session.meter.sample())
+        if not warm:
+            session.driver.set_timing(True)
+            warm.append(record)
+
     session.recorder.take()
     session.run([session.request(job) for job in jobs], after_step)
-    return steps[: options.steps]
+    if len(steps) < options.steps:
+        raise RequestError(
+            f"only {len(steps)} steps in which all {options.batch_size} sequences decode; ask for a smaller batch"
+        )
+    return steps
 
 
-def _prefill(session: Session, options: ProfileOptions) -> list[TimedStep]:
+def _prefill(session: Session, options: ProfileOptions, roofs: list[Roofs]) -> list[TimedStep]:
     steps: list[TimedStep] = []
     for turn in range(options.steps + 1):
         jobs = random_jobs(
@@ -136,6 +147,7 @@ def _prefill(session: Session, options: ProfileOptions) -> list[TimedStep]:
                 steps.append(TimedStep(turn - 1, record, session.driver.take_timings()))
 
         session.run([session.request(job) for job in jobs], after_step)
+        roofs.append(session.meter.sample())
     return steps
 
 
@@ -182,8 +194,11 @@ class _Sums:
         )
 
 
-def _summary(session: Session, options: ProfileOptions, steps: Sequence[TimedStep], roofs: RoofInfo) -> Profile:
+def _summary(
+    session: Session, options: ProfileOptions, steps: Sequence[TimedStep], samples: Sequence[Roofs]
+) -> Profile:
     plan = session.plan
+    roofs = roof_info(median_roofs(samples), samples[0].peak_of(session.compute)[0])
     turns = 1 + max(step.turn for step in steps)
     kernels: dict[str, _Sums] = defaultdict(lambda: _Sums(turns))
     layers: dict[str, _Sums] = defaultdict(lambda: _Sums(turns))

@@ -127,7 +127,7 @@ def bar_chart(title: str, bars: Sequence[Bar], unit: str) -> str:
     for index, bar in enumerate(bars):
         y = 5 + index * row
         text = f"{label(bar.value)} {unit}"
-        if bar.roof:
+        if bar.roof and unit != "%":
             text += f" ({100 * bar.value / bar.roof:.0f} %)"
         parts.append(f'<text class="tick" x="{left - 8}" y="{y + 15}" text-anchor="end">{escape(bar.name)}</text>')
         parts.append(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import RequestError
+from .measuring import check_outputs, number, percent, progress, roof_text, write
 
 if TYPE_CHECKING:
-    from ..inflight_batcher.bench.latency import LatencyResult
-    from ..inflight_batcher.bench.report import RoofInfo
+    from ..inflight_batcher.bench.latency import LatencyResult, Summary
+    from ..inflight_batcher.bench.report import Report
     from ..inflight_batcher.bench.session import Session
-    from ..inflight_batcher.bench.throughput import ThroughputResult
     from ..inflight_batcher.bench.workload import Job
 
 HELP = "Measure latency or throughput of an engine, beside what this machine can do."
@@ -25,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     text = "A fixed batch of random prompts, again and again, in turns with the machine's roofs."
     latency = kinds.add_parser("latency", help=text, description=text, allow_abbrev=False)
-    latency.add_argument("engine", type=Path)
+    latency.add_argument("engine", type=Path, help="engine file")
     latency.add_argument("--batch-size", default="1", metavar="N[,N...]", help="sequences at once (default 1)")
     latency.add_argument("--input-len", default="128", metavar="N[,N...]", help="prompt tokens (default 128)")
     latency.add_argument("--output-len", default="64", metavar="N[,N...]", help="tokens to generate (default 64)")
@@ -34,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _common(latency)
     text = "Many requests through the step loop: from a dataset, or random."
     throughput = kinds.add_parser("throughput", help=text, description=text, allow_abbrev=False)
-    throughput.add_argument("engine", type=Path)
+    throughput.add_argument("engine", type=Path, help="engine file")
     source = throughput.add_argument_group("requests (default: 64 random ones of 128 and 64 tokens)")
     source.add_argument(
         "--dataset", type=Path, metavar="FILE", help="JSON lines: task_id, prompt or input_ids, output_tokens"
@@ -102,7 +101,7 @@ def _throughput(arguments: argparse.Namespace) -> int:
     with _session(arguments) as session:
         jobs, source = _jobs(arguments, session)
         result = measure_throughput(session, jobs, options, source, progress(arguments.quiet, ""))
-    _print_throughput(result)
+    _print_throughput(result.report)
     write(arguments.json, lambda: to_json(result.report))
     write(arguments.html, lambda: throughput_page(result).encode())
     return 0
@@ -141,112 +140,84 @@ def _numbers(name: str, text: str) -> list[int]:
 
 
 def _print_latency(results: Sequence[LatencyResult]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from .console import print_line, print_table, stdout_console
 
+    console, first = stdout_console(), results[0]
+    name, runs = first.report.engine.model, first.options.iterations
+    if len(results) > 1:
+        rows = [_sweep_row(summary) for summary in _summaries(results)]
+        print_table(console, f"{name}: latency, medians of {runs} runs", _SWEEP_COLUMNS, rows, numbers=True)
+    for result in results:
+        options, line = result.options, result.report.roofline
+        point = f"batch {options.batch_size}, {options.input_len} tokens in, {options.output_len} out"
+        if len(results) == 1:
+            rows = _times(result.report)
+            print_table(console, f"{name}: {point}, {runs} runs", _TIME_COLUMNS, rows, numbers=True)
+            (summary,) = _summaries(results)
+            print_table(console, "rates, beside the roofs", _RATE_COLUMNS, _rates(summary), numbers=True)
+            print_line(console, f"Python between two steps: {number(summary.python_us)} µs")
+        if line is not None:
+            print_line(console, f"roofs beside {point}: {roof_text(line.roofs)}")
+
+
+def _summaries(results: Sequence[LatencyResult]) -> list[Summary]:
     from ..inflight_batcher.bench.latency import summary
 
-    first = results[0].report
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    table = Table(title=f"{first.engine.model}: latency, medians of {results[0].options.iterations} runs")
-    for column in (
-        "batch", "in", "out", "first token ms", "itl p50 ms", "p90", "p95", "p99", "e2e ms",
-        "prefill tok/s", "GFLOP/s", "of peak", "decode tok/s", "GB/s", "of read", "GFLOP/s", "of peak", "Python µs",
-    ):  # fmt: skip
-        table.add_column(column, justify="right")
-    for s in map(summary, results):
-        cells: list[Any] = [s.batch_size, s.input_len, s.output_len, s.ttft_ms]
-        cells += [s.itl_p50_ms, s.itl_p90_ms, s.itl_p95_ms, s.itl_p99_ms, s.latency_ms]
-        cells += [s.prefill_tokens_per_s, s.prefill_gflop_s, percent(s.prefill_share_of_peak)]
-        cells += [s.decode_tokens_per_s, s.decode_read_gb_s, percent(s.decode_share_of_read)]
-        cells += [s.decode_gflop_s, percent(s.decode_share_of_peak), s.python_us]
-        table.add_row(*map(number, cells))
-    console.print(table)
-    for result in results:
-        line, options = result.report.roofline, result.options
-        if line is not None:
-            where = f"beside batch {options.batch_size}, {options.input_len}+{options.output_len}"
-            console.print(f"roofs {where}: {roof_text(line.roofs)}")
+    return [summary(result) for result in results]
 
 
-def _print_throughput(result: ThroughputResult) -> None:
-    from rich.console import Console
-    from rich.table import Table
+_TIME_COLUMNS = ("ms", "mean", "p50", "p90", "p95", "p99", "most")
+_RATE_COLUMNS = ("", "tokens/s", "GB/s", "of reading", "GFLOP/s", "of peak")
+_SWEEP_COLUMNS = (
+    "batch", "in", "out", "first token ms", "itl p50 ms", "p90", "p95", "p99", "request ms",
+    "prefill tokens/s", "GFLOP/s", "of peak", "decode tokens/s", "GB/s", "of reading", "GFLOP/s", "of peak",
+    "Python µs",
+)  # fmt: skip
 
-    report = result.report
-    speed, info, metrics = report.performance, report.request_info, report.streaming_metrics
-    table = Table(title=f"{report.engine.model}: throughput, {info.num_requests} requests", show_header=False)
-    table.add_column("")
-    table.add_column("", justify="right")
-    for name, value in (
+
+def _sweep_row(s: Summary) -> list[str]:
+    cells: list[Any] = [s.batch_size, s.input_len, s.output_len, s.ttft_ms]
+    cells += [s.itl_p50_ms, s.itl_p90_ms, s.itl_p95_ms, s.itl_p99_ms, s.latency_ms]
+    cells += [s.prefill_tokens_per_s, s.prefill_gflop_s, percent(s.prefill_share_of_peak)]
+    cells += [s.decode_tokens_per_s, s.decode_read_gb_s, percent(s.decode_share_of_read)]
+    return [*map(number, [*cells, s.decode_gflop_s, percent(s.decode_share_of_peak), s.python_us])]
+
+
+def _rates(s: Summary) -> list[list[str]]:
+    prefill = [s.prefill_tokens_per_s, None, None, s.prefill_gflop_s, percent(s.prefill_share_of_peak)]
+    decode = [s.decode_tokens_per_s, s.decode_read_gb_s, percent(s.decode_share_of_read)]
+    decode += [s.decode_gflop_s, percent(s.decode_share_of_peak)]
+    return [["prefill", *map(number, prefill)], ["decode", *map(number, decode)]]
+
+
+def _times(report: Report) -> list[list[str]]:
+    """Percentiles of token and request times."""
+    metrics = report.streaming_metrics
+    rows = (
+        ("first token", metrics.ttft_percentiles),
+        ("between tokens", metrics.itl_percentiles),
+        ("request", report.performance.request_latency_percentiles_ms),
+    )
+    return [
+        [name, *map(number, (p.average, p.p50, p.p90, p.p95, p.p99, p.maximum))] for name, p in rows if p is not None
+    ]
+
+
+def _print_throughput(report: Report) -> None:
+    from .console import print_table, stdout_console
+
+    speed, info = report.performance, report.request_info
+    rows: list[tuple[str, float]] = [
         ("requests/s", speed.request_throughput_req_s),
         ("output tokens/s", speed.system_output_throughput_tok_s),
         ("all tokens/s", speed.system_total_throughput_tok_s),
         ("output tokens/s of one user", speed.output_throughput_per_user_tok_s),
         ("requests at once, on average", info.avg_num_concurrent_requests),
-        ("input, output tokens on average", f"{info.avg_input_length:.1f}, {info.avg_output_length:.1f}"),
+        ("input tokens, on average", info.avg_input_length),
+        ("output tokens, on average", info.avg_output_length),
         ("whole run, s", speed.total_latency_ms / 1e3),
-    ):
-        table.add_row(name, number(value))
-    console = Console()
-    console.print(table)
-    table = Table()
-    for column in ("ms", "mean", "p50", "p90", "p95", "p99", "most"):
-        table.add_column(column, justify="right")
-    for name, p in (
-        ("first token", metrics.ttft_percentiles),
-        ("between tokens", metrics.itl_percentiles),
-        ("request", speed.request_latency_percentiles_ms),
-    ):
-        if p is not None:
-            table.add_row(name, *map(number, (p.average, p.p50, p.p90, p.p95, p.p99, p.maximum)))
-    console.print(table)
-
-
-# --- shared with `pelton profile` ---
-
-
-def progress(quiet: bool, prefix: str) -> Any:
-    """A function that says one line on standard error, or nothing."""
-    return (lambda line: None) if quiet else (lambda line: print(f"{prefix}{line}", file=sys.stderr, flush=True))
-
-
-def check_outputs(*paths: Path | None) -> None:
-    """Raise RequestError for a file that could not be written, before anything is measured."""
-    for path in paths:
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            raise RequestError(
-                f"cannot write {path}: {'it is a folder' if path.is_dir() else 'its folder does not exist'}"
-            )
-
-
-def write(path: Path | None, content: Any) -> None:
-    """Write what ``content()`` gives, if a path was given; RequestError when it cannot be written."""
-    if path is None:
-        return
-    data = content()
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise RequestError(f"cannot write {path}: {error}") from error
-
-
-def roof_text(roofs: RoofInfo) -> str:
-    """The roofs in a line."""
-    peaks = ", ".join(f"{kind} {rate:.0f}" for kind, rate in roofs.peaks_gop_s.items())
-    against = roofs.compute_peak or "none"
-    return f"reading {roofs.read_gb_s:.1f} GB/s; G operations/s: {peaks} (products held against {against})"
-
-
-def number(value: Any) -> str:
-    """A cell of a table."""
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
-    return str(value)
-
-
-def percent(value: float | None) -> str | None:
-    """A share as a cell."""
-    return None if value is None else f"{100 * value:.1f} %"
+    ]
+    console = stdout_console()
+    title = f"{report.engine.model}: throughput, {info.num_requests} requests"
+    print_table(console, title, ("", "value"), [(name, number(value)) for name, value in rows], numbers=True)
+    print_table(console, "times", _TIME_COLUMNS, _times(report), numbers=True)

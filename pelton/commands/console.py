@@ -23,11 +23,13 @@ def print_line(console: Console, text: str) -> None:
     console.print(text, soft_wrap=True)
 
 
-def print_table(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table whose first column, the names, stays in one piece."""
+def print_table(
+    console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: bool = False
+) -> None:
+    """A table whose first column, the names, stays in one piece. ``numbers``: the others end at the right."""
     table = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=i == 0)
+        table.add_column(column, overflow="fold", no_wrap=i == 0, justify="right" if numbers and i else "left")
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     console.print(table)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .bench import check_outputs, number, percent, roof_text, write
+from .measuring import check_outputs, number, percent, roof_text, write
 
 if TYPE_CHECKING:
     from ..inflight_batcher.bench.profile import Profile, Row
@@ -16,8 +15,8 @@ HELP = "Show time by kernel and by layer beside what this machine can do."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("engine", type=Path)
-    parser.add_argument("--phase", choices=["prefill", "decode"], default="decode")
+    parser.add_argument("engine", type=Path, help="engine file")
+    parser.add_argument("--phase", choices=["prefill", "decode"], default="decode", help="default: decode")
     parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="sequences at once (default 1)")
     parser.add_argument("--input-len", type=int, default=128, metavar="N", help="prompt tokens (default 128)")
     parser.add_argument("--steps", type=int, default=10, metavar="N", help="decode steps, or prefills (default 10)")
@@ -47,33 +46,29 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _print(profile: Profile) -> None:
-    from rich.console import Console
+    from .console import print_line, print_table, stdout_console
 
+    console = stdout_console()
     what = f"{profile.phase}, batch {profile.batch_size}, {profile.input_len} tokens of prompt"
     one = "step" if profile.phase == "decode" else "prefill of the batch"
-    console = Console(width=None if Console().is_terminal else 150)
-    console.print(
-        f"{profile.engine.model}: {what}; {profile.machine.threads} threads, median of {profile.turns}\n"
+    line = (
         f"one {one}: {profile.turn_us:.1f} µs in the driver, of it {profile.outside_launches_us:.1f} outside launches"
-        + ("" if profile.python_between_steps_us is None
-           else f"; Python between steps {profile.python_between_steps_us:.1f} µs")
-    )  # fmt: skip
-    console.print(_table("by kernel", [*profile.kernels, profile.total]))
-    console.print(_table("by layer", profile.layers))
-    console.print(f"roofs: {roof_text(profile.roofs)}")
+    )
+    if profile.python_between_steps_us is not None:
+        line += f"; Python between steps {profile.python_between_steps_us:.1f} µs"
+    threads = profile.machine.threads
+    print_line(console, f"{profile.engine.model}: {what}; {threads} threads, medians of {profile.turns}\n{line}")
+    print_table(console, "by kernel", _COLUMNS, map(_cells, [*profile.kernels, profile.total]), numbers=True)
+    print_table(console, "by layer", _COLUMNS, map(_cells, profile.layers), numbers=True)
+    print_line(console, f"roofs: {roof_text(profile.roofs)}")
 
 
-def _table(title: str, rows: Sequence[Row]) -> Any:
-    from rich.table import Table
+_COLUMNS = (
+    "", "launches", "µs", "share", "waiting µs", "weights, KV GB/s", "of reading", "activations GB/s",
+    "GFLOP/s", "of peak",
+)  # fmt: skip
 
-    table = Table(title=title)
-    for column in (
-        "", "launches", "µs", "share", "waiting µs", "weights, KV GB/s", "of read", "activations GB/s",
-        "GFLOP/s", "of peak",
-    ):  # fmt: skip
-        table.add_column(column, justify="right" if column else "left")
-    for row in rows:
-        cells = [row.launches, row.time_us, percent(row.share), row.wait_us, row.read_gb_s, percent(row.share_of_read)]
-        cells += [row.activation_gb_s, row.gflop_s, percent(row.share_of_peak)]
-        table.add_row(row.name, *map(number, cells))
-    return table
+
+def _cells(row: Row) -> list[str]:
+    cells = [row.launches, row.time_us, percent(row.share), row.wait_us, row.read_gb_s, percent(row.share_of_read)]
+    return [row.name, *map(number, [*cells, row.activation_gb_s, row.gflop_s, percent(row.share_of_peak)])]

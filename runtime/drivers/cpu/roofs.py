@@ -60,7 +60,7 @@ class RoofMeter:
         with native_errors("roofs"):
             self._native = NativeRoofs(self.threads, cpus[: self.threads] if self.threads <= len(cpus) else [], size)
 
-    def sample(self, passes: int = 5) -> Roofs:
+    def sample(self, passes: int = 9) -> Roofs:
         """Each roof once, as the median of ``passes`` passes of some milliseconds."""
         with native_errors("roofs"):
             peaks = {kind: statistics.median(self._native.peak(kind, passes)) for kind in instructions()}
