@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "error.h"
+#include "roofs.h"
 #include "runner.h"
 
 // Counts allocations, to show that a step makes none.
@@ -286,6 +287,24 @@ void regions_are_aligned_and_zero() {
   EXPECT(throws([] { Region region(SIZE_MAX); }, "bytes"));
 }
 
+void roofs_are_measured_by_all_threads() {
+  const Roofs roofs(3, {}, size_t{3} << 20);
+  for (int passes : {1, 4}) {
+    const auto read = roofs.read(passes);
+    EXPECT(read.size() == static_cast<size_t>(passes));
+    for (double rate : read) EXPECT(rate > 0);
+  }
+  for (Peak peak : {Peak::kFmaF32, Peak::kDotBf16, Peak::kDotInt8}) {
+    if (peak_instruction(peak).empty()) {
+      EXPECT(throws([&] { roofs.peak(peak, 1); }, "no instruction"));
+    } else {
+      EXPECT(roofs.peak(peak, 2).size() == 2);
+    }
+  }
+  EXPECT(throws([] { Roofs(0, {}, 1 << 20); }, "not 0"));
+  EXPECT(throws([] { Roofs(2, {}, 2047); }, "too few"));
+}
+
 }  // namespace
 
 int main() {
@@ -299,6 +318,7 @@ int main() {
       {"two_runners_at_once", two_runners_at_once},
       {"damaged_code_is_refused", damaged_code_is_refused},
       {"regions_are_aligned_and_zero", regions_are_aligned_and_zero},
+      {"roofs_are_measured_by_all_threads", roofs_are_measured_by_all_threads},
   };
   for (const auto& [name, test] : tests) {
     const int before = failures;

@@ -41,8 +41,9 @@ def test_instructions_follow_the_features() -> None:
 
 @pytest.mark.isa("avx512_bf16")
 def test_a_dot_product_does_more_than_an_fma() -> None:
-    """One after the other on the same CPU: pairs in bf16 do twice the work, quads in int8 four times."""
-    rates = RoofMeter(1, read_bytes=1 << 20).sample(passes=9).peaks
+    """One after the other: pairs in bf16 do twice the work, quads in int8 four times. The best of many short passes."""
+    native = NativeRoofs(1, [], 4096)
+    rates = {kind: max(native.peak(kind, 15)) for kind in ("fma_f32", "dot_bf16", "dot_int8")}
     assert 1.3 < rates["dot_bf16"] / rates["fma_f32"] < 3
     assert 2.6 < rates["dot_int8"] / rates["fma_f32"] < 6
 
