@@ -15,7 +15,7 @@ DTYPES = {"float32": DType.F32, "float16": DType.F16, "bfloat16": DType.BF16}
 
 _DEFAULT_NUM_TOKENS = 2048
 _DEFAULT_BATCH_SIZE = 64
-_LOGITS_CHUNK = 16
+_LOGITS_CHUNK = 32  # enough rows to hide reading the head, which is read anew for each chunk
 #: Most that a flag may say. Beyond these no machine has the memory, and sizes would leave 32 bits.
 _MOST = {
     "max_batch_size": 1 << 14,

@@ -1,8 +1,10 @@
 // x [rows, K] times a panel16 weight [N, K], with what comes before (norm, rounding) and after it.
 //
-// One row walks the panels one at a time: one sequential stream per worker, read ahead. More rows
-// keep kManyRows x kManyPanels accumulators in registers. An output's arithmetic is the same in all
-// of these (see dot.h); workers split (panel, row block) tiles, so results never depend on them.
+// Few rows walk the panels one at a time: one sequential stream per worker, read ahead. More rows
+// keep kTileRows x kTilePanels accumulators in registers: a group of panels stays in the L2 cache
+// while the rows pass by, and the next group is brought there meanwhile. An output's arithmetic is
+// the same in all of these (see dot.h); workers split (group, row block) tiles, so results never
+// depend on them.
 #pragma once
 #include "dot.h"
 #include "math.h"
@@ -12,7 +14,9 @@
 namespace pelton {
 
 // What a Config C must have. Types In, Compute, Out; kN, kK, kOut; kNorm, kEps; kBias; kGated;
-// kSoftcap (0 = none); kScale; kResidual; and static F32 activation(F32).
+// kSoftcap (0 = none); kScale; kResidual; and static F32 activation(F32). And the tactic, which
+// changes no result: kTileRows, kTilePanels; kSuperRows: rows that pass by before the next group
+// of panels; kBlockSteps: steps of k done for all of these rows before the next ones.
 template <class C>
 struct Gemm {
   using In = typename C::In;
@@ -28,12 +32,14 @@ struct Gemm {
   static constexpr int kUnit = C::kGated ? 2 : 1;  // panels that make 16 outputs
   static constexpr int64_t kUnits = kPanels / kUnit;
   static constexpr int64_t kRedundantRows = 4;
-  static constexpr int kPrefetch = 1536;
-#if defined(__AVX512F__)
-  static constexpr int kManyRows = 8, kManyPanels = 2;
-#else
-  static constexpr int kManyRows = 6, kManyPanels = 1;
-#endif
+  static constexpr int64_t kAdvance = kLanes * Dot::kStep;  // elements of a panel in one step
+  // How many bytes a stream is read ahead, and into which cache. With more rows a line takes
+  // longer, and the first-level cache is wanted for the rows.
+  static constexpr int kNear = 1536, kFar = 6144;
+  // A tile's next group: the first row blocks read it ahead, each some of its panels.
+  static constexpr int kAhead = divide_up(C::kTilePanels, 2);
+  static constexpr int64_t kBlockSteps = smaller<int64_t>(C::kBlockSteps, kSteps);
+  static constexpr bool kOneBlock = kBlockSteps == kSteps;
 
   // Rows may be used where they lie if they are in the staged type already and need no padding.
   static constexpr bool kDirect =
@@ -119,71 +125,136 @@ struct Gemm {
     store_n(out + at, v, n);
   }
 
-  // One row block (its rows past the end repeat the last one and are not stored) times P panels.
-  template <int M, int P, int PREFETCH>
-  PELTON_INLINE void block(const X* const (&rows_of)[M], int64_t panel, F32 (&acc)[M][P]) const {
-    const Compute* panels[P];
-    for (int p = 0; p < P; ++p) panels[p] = weight + (panel + p) * kPanel;
-    clear(acc);
-    if constexpr (PREFETCH > 0) {  // one sequential stream: read it ahead
-      const char* const ahead[1] = {reinterpret_cast<const char*>(panels[0]) + PREFETCH};
-      dot_block<Dot, kLanes * Dot::kStep, 3>(rows_of, panels, kSteps, acc, ahead);
-    } else {
-      dot_block<Dot, kLanes * Dot::kStep>(rows_of, panels, kSteps, acc);
+  template <int M>
+  PELTON_INLINE void row_block(const X* ready, int64_t first, const X* (&rows_of)[M]) const {
+    for (int m = 0; m < M; ++m) rows_of[m] = ready + smaller(first + m, rows - 1) * kStride;
+  }
+
+  // M rows (those past the end repeat the last one and are not stored) times one unit.
+  template <int M>
+  __attribute__((noinline)) void stream(const X* ready, int64_t first_row, int64_t unit) const {
+    const X* rows_of[M];
+    row_block(ready, first_row, rows_of);
+    F32 acc[kUnit][M][1];
+    for (int u = 0; u < kUnit; ++u) {
+      const Compute* panel[1] = {weight + (unit * kUnit + u) * kPanel};
+      const char* const ahead[1] = {reinterpret_cast<const char*>(panel[0]) +
+                                    (M <= 4 ? kNear : kFar)};
+      clear(acc[u]);
+      dot_block<Dot, kAdvance, M <= 4 ? 3 : 2>(rows_of, panel, kSteps, acc[u], ahead);
+    }
+    for (int m = 0; m < M && first_row + m < rows; ++m) {
+      finish(acc[0][m][0], acc[kUnit - 1][m][0], unit, first_row + m);
     }
   }
-  template <int M, int P>
-  __attribute__((noinline)) void tile(const X* ready, int64_t first_row, int64_t unit) const {
+  template <int M>
+  PELTON_INLINE void run_streams(const X* ready, const pelton_worker* worker) const {
+    const Range mine = share(kUnits, worker);
+    for (int64_t unit = mine.begin; unit < mine.end; ++unit) {
+      for (int64_t row = 0; row < rows; row += M) stream<M>(ready, row, unit);
+    }
+  }
+
+  static constexpr int M = C::kTileRows, P = C::kTilePanels;
+  static constexpr int64_t kGroup = larger<int64_t>(P / kUnit, 1);  // units of a group
+  static constexpr int64_t kGroups = divide_up(kUnits, kGroup);
+  static constexpr int64_t kSuperBlocks = divide_up(C::kSuperRows, M);
+  // Sums of the rows of a group, between blocks of k.
+  using Sums = F32[kOneBlock ? 1 : kSuperBlocks][M][P];
+
+  // Steps `from`.. of one tile.
+  template <bool FIRST, bool LAST>
+  __attribute__((noinline)) void tile(const X* ready, int64_t first_row, int64_t group,
+                                      int64_t from, F32 (&sums)[M][P],
+                                      const char* const (&ahead)[kAhead]) const {
     const X* rows_of[M];
-    for (int m = 0; m < M; ++m) rows_of[m] = ready + smaller(first_row + m, rows - 1) * kStride;
-    const int count = static_cast<int>(smaller<int64_t>(M, rows - first_row));
-    if constexpr (P == 1) {
-      F32 first[M][1], second[M][1];
-      block<M, 1, kPrefetch>(rows_of, unit * kUnit, first);
-      if constexpr (C::kGated) block<M, 1, kPrefetch>(rows_of, unit * kUnit + 1, second);
-      for (int m = 0; m < M; ++m) {
-        if (m < count)
-          finish(first[m][0], C::kGated ? second[m][0] : first[m][0], unit, first_row + m);
+    row_block(ready, first_row, rows_of);
+    for (int m = 0; m < M; ++m) rows_of[m] += from * Dot::kStep;
+    const Compute* panels[P];
+    for (int p = 0; p < P; ++p) panels[p] = weight + (group * P + p) * kPanel + from * kAdvance;
+    F32 acc[M][P];
+    for (int m = 0; m < M; ++m) {
+      for (int p = 0; p < P; ++p) acc[m][p] = FIRST ? zero() : sums[m][p];
+    }
+    const int64_t steps =
+        LAST ? kSteps - (divide_up(kSteps, kBlockSteps) - 1) * kBlockSteps : kBlockSteps;
+    dot_block<Dot, kAdvance, 2>(rows_of, panels, steps, acc, ahead);
+    if constexpr (LAST) {
+      for (int p = 0; p < P; p += kUnit) {
+        for (int m = 0; m < M && first_row + m < rows; ++m) {
+          finish(acc[m][p], acc[m][p + kUnit - 1], group * kGroup + p / kUnit, first_row + m);
+        }
       }
     } else {
-      F32 acc[M][P];
-      block<M, P, 0>(rows_of, unit * kUnit, acc);
-      for (int p = 0; p < P; p += kUnit) {
-        for (int m = 0; m < M; ++m) {
-          if (m < count) finish(acc[m][p], acc[m][p + kUnit - 1], unit + p / kUnit, first_row + m);
+      for (int m = 0; m < M; ++m) {
+        for (int p = 0; p < P; ++p) sums[m][p] = acc[m][p];
+      }
+    }
+  }
+
+  // Row blocks [begin, end), none further than kSuperBlocks from the first, times a group.
+  PELTON_INLINE void group_rows(const X* ready, int64_t group, int64_t begin, int64_t end,
+                                Sums& sums) const {
+    for (int64_t from = 0; from < kSteps; from += kBlockSteps) {
+      const bool last = kOneBlock || from + kBlockSteps >= kSteps;
+      // What comes next: the following steps of these panels, or the first ones of the next group.
+      const int64_t next = last ? (smaller(group + 1, kGroups - 1) * P) * kPanel
+                                : group * P * kPanel + (from + kBlockSteps) * kAdvance;
+      for (int64_t b = begin; b < end; ++b) {
+        const char* ahead[kAhead];
+        for (int a = 0; a < kAhead; ++a) {
+          const int64_t panel = smaller<int64_t>((b - begin) * kAhead + a, P - 1);
+          ahead[a] = reinterpret_cast<const char*>(weight + next + panel * kPanel);
+        }
+        auto& own = sums[kOneBlock ? 0 : b - begin];
+        if constexpr (kOneBlock) {
+          tile<true, true>(ready, b * M, group, 0, own, ahead);
+        } else if (from == 0) {
+          tile<true, false>(ready, b * M, group, from, own, ahead);
+        } else if (!last) {
+          tile<false, false>(ready, b * M, group, from, own, ahead);
+        } else {
+          tile<false, true>(ready, b * M, group, from, own, ahead);
         }
       }
     }
   }
 
-  // All tiles of M rows x P panels, panel by panel; this worker does a contiguous part of them.
-  template <int M, int P>
-  PELTON_INLINE void run(const X* ready, const pelton_worker* worker) const {
-    constexpr int64_t kGroup = larger<int64_t>(P / kUnit, 1);  // units of one tile
+  // Tiles in order: super rows, group, row block. This worker does a contiguous part of them.
+  PELTON_INLINE void run_tiles(const X* ready, const pelton_worker* worker) const {
     const int64_t blocks = divide_up(rows, M);
-    const Range mine = share(divide_up(kUnits, kGroup) * blocks, worker);
-    for (int64_t i = mine.begin; i < mine.end; ++i) {
-      const int64_t unit = i / blocks * kGroup, row = i % blocks * M;
-      if (kUnits % kGroup == 0 || unit + kGroup <= kUnits) {
-        tile<M, P>(ready, row, unit);
-      } else {
-        for (int64_t u = unit; u < kUnits; ++u) tile<M, 1>(ready, row, u);
+    const Range mine = share(kGroups * blocks, worker);
+    Sums sums;
+    for (int64_t i = mine.begin; i < mine.end;) {
+      const int64_t above = i / (kGroups * kSuperBlocks) * kSuperBlocks;  // row blocks before
+      const int64_t here = smaller(kSuperBlocks, blocks - above);
+      const int64_t at = i - above * kGroups, group = at / here, begin = at % here;
+      const int64_t end = smaller(here, begin + mine.end - i);
+      const int64_t unit = group * kGroup, units = smaller(kGroup, kUnits - unit);
+      if constexpr (P % kUnit == 0) {
+        if (units == kGroup) group_rows(ready, group, above + begin, above + end, sums);
       }
+      if (P % kUnit != 0 || units != kGroup) {
+        for (int64_t u = unit; u < unit + units; ++u) {
+          for (int64_t b = begin; b < end; ++b) stream<M>(ready, (above + b) * M, u);
+        }
+      }
+      i += end - begin;
     }
   }
 
   PELTON_INLINE void operator()(pelton_worker* worker) const {
     const X* ready = staged(worker);
     if (rows <= 1) {
-      if (rows == 1) run<1, 1>(ready, worker);
+      if (rows == 1) run_streams<1>(ready, worker);
     } else if (rows == 2) {
-      run<2, 1>(ready, worker);
+      run_streams<2>(ready, worker);
     } else if (rows <= 4) {
-      run<4, 1>(ready, worker);
-    } else if (rows <= kManyRows) {
-      run<kManyRows, 1>(ready, worker);
+      run_streams<4>(ready, worker);
+    } else if (rows <= M) {
+      run_streams<M>(ready, worker);
     } else {
-      run<kManyRows, kManyPanels>(ready, worker);
+      run_tiles(ready, worker);
     }
   }
 };

@@ -153,7 +153,7 @@ PELTON_INLINE F32 cos(F32 x) {
 
 PELTON_INLINE F32 rsqrt(F32 x) { return splat(1.0f) / sqrt(x); }
 PELTON_INLINE F32 relu(F32 x) { return select(x < zero(), zero(), x); }
-PELTON_INLINE F32 silu(F32 x) { return x * sigmoid(x); }
+PELTON_INLINE F32 silu(F32 x) { return x / (splat(1.0f) + exp(-x)); }
 PELTON_INLINE F32 gelu_erf(F32 x) {
   return (splat(0.5f) * x) * (splat(1.0f) + erf(x * splat(0.70710678f)));
 }

@@ -55,6 +55,7 @@ class CpuPagedAttention:
     name: str = "cpu.paged_attention"
     op: type[Op] = PagedAttention
     generic: bool = False
+    tactic: AttentionTactic | None = None  # None: by the model of the SKU
 
     def refuse(self, call: KernelCall, target: Target) -> str | None:
         op = expect(PagedAttention, call.op)
@@ -72,9 +73,8 @@ class CpuPagedAttention:
 
     def scratch_bytes(self, call: KernelCall, target: Target) -> int:
         op = expect(PagedAttention, call.op)
-        group = op.heads // op.kv_heads
-        tile_heads = min(group, _TILE_ROWS)
-        pieces = op.kv_heads * -(-group // tile_heads)
+        tile_heads = self._tactic(op, target).tile_heads
+        pieces = op.kv_heads * -(-(op.heads // op.kv_heads) // tile_heads)
         row_floats = _LANES + -(-op.head_dim // _LANES) * _LANES
         return self._parts(call) * pieces * tile_heads * row_floats * 4
 
@@ -93,11 +93,14 @@ class CpuPagedAttention:
                 "kScale": op.scale,
                 "kSoftcap": op.softcap,
                 "kParts": self._parts(call),
-                **cpp_members(AttentionTactic.choose(op.heads // op.kv_heads, sku_of(target).vector_bits)),
+                **cpp_members(self._tactic(op, target)),
             },
         )
         body = f"pelton::paged_attention<{symbol}_config>(step, args, worker);"
         return cpp_kernel(symbol, "attention.h", body, config)
+
+    def _tactic(self, op: PagedAttention, target: Target) -> AttentionTactic:
+        return self.tactic or AttentionTactic.choose(op.heads // op.kv_heads, sku_of(target).vector_bits)
 
     @staticmethod
     def _parts(call: KernelCall) -> int:

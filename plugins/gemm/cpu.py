@@ -10,20 +10,60 @@ from pelton.builder.ops.fused import Gemm
 from pelton.builder.target import Target
 from pelton.runtime.format.dtypes import DType
 
-from ..cpu_code import constant, cpp_config, cpp_count, cpp_kernel, cpp_type, expect, refuse_target
+from ..cpu_code import (
+    constant,
+    cpp_config,
+    cpp_count,
+    cpp_kernel,
+    cpp_members,
+    cpp_type,
+    expect,
+    refuse_target,
+)
 
 _REDUNDANT_ROWS = 4  # rows that every worker stages for itself (cpp/kernels/gemm.h: kRedundantRows)
+_LINE = 64  # bytes that 16 outputs take in one step of the dot product, whatever the type
+
+
+@dataclass(frozen=True)
+class GemmTactic:
+    """How a GEMM over many rows is blocked (fewer rows than a tile's stream the panels); results do not depend on it.
+
+    ``tile_rows`` x ``tile_panels`` vectors of 16 outputs are accumulated in registers. The panels of a tile stay in
+    the L2 cache for ``super_rows`` rows, ``block_steps`` steps of the dot product at a time.
+    """
+
+    tile_rows: int
+    tile_panels: int
+    super_rows: int
+    block_steps: int
+
+    @staticmethod
+    def choose(k: int, compute: DType, vector_bits: int) -> GemmTactic:
+        """Registers: 32 of 512 bits hold 8 x 2 sums beside their operands, 16 of 256 bits (two to a vector) 6 x 1.
+
+        L2 (1 MiB with AVX-512, 512 KiB on older cores): three quarters hold the panels in use and those read ahead.
+        Rows: 256 of them are few enough for the L3 share of a core, and many enough for each read of a panel.
+        """
+        rows, panels, l2 = (8, 2, 1 << 20) if vector_bits >= 512 else (6, 1, 512 << 10)
+        steps = -(-k * compute.itemsize // 4)
+        most = l2 * 3 // 4 // (2 * panels * _LINE)
+        return GemmTactic(rows, panels, 256, -(-steps // -(-steps // most)))
 
 
 @dataclass(frozen=True)
 class CpuGemm:
-    """``dot`` names the 16-bit dot product used, "none" = widen to fp32 and fused multiply-add."""
+    """``dot`` names the 16-bit dot product used, "none" = widen to fp32 and fused multiply-add.
+
+    ``tactic`` None leaves the choice to the model of the SKU.
+    """
 
     name: str
     vector_bits: int
     dot: str
     op: type[Op] = Gemm
     generic: bool = False
+    tactic: GemmTactic | None = None
 
     def refuse(self, call: KernelCall, target: Target) -> str | None:
         reason = refuse_target(target, self.vector_bits)
@@ -73,6 +113,7 @@ class CpuGemm:
                 "kSoftcap": op.softcap,
                 "kScale": op.scale,
                 "kResidual": op.residual,
+                **cpp_members(self.tactic or GemmTactic.choose(constant(w.shape[1]), op.compute, self.vector_bits)),
             },
             f"static PELTON_INLINE pelton::F32 activation(pelton::F32 v) {{ return {activation}; }}",
         )

@@ -188,10 +188,10 @@ def run_workers(function: Any, step: Step, pointers: Any, count: int) -> None:
 
 
 @functools.cache
-def compiled(call: KernelCall, sku: str) -> Compiled:
-    """Select, emit, compile and load."""
+def compiled(call: KernelCall, sku: str, kernel: Kernel | None = None) -> Compiled:
+    """Select (or take ``kernel``), emit, compile and load."""
     target = target_of(sku)
-    kernel = KernelRegistry(KERNELS).select(call, target)
+    kernel = kernel or KernelRegistry(KERNELS).select(call, target)
     assert target.sku is not None
     data = compile_cpu([("kernel", kernel.emit(call, target, "kernel"))], target.sku, cache=ObjectCache())
     with tempfile.NamedTemporaryFile(suffix=".so") as file:

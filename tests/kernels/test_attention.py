@@ -13,6 +13,7 @@ import pytest
 
 from pelton.builder.ops.base import StepContext
 from pelton.builder.ops.fused import PagedAttention
+from pelton.plugins.attention.cpu import AttentionTactic, CpuPagedAttention
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.tensor_type import TOKEN_TYPE, TensorType
 
@@ -82,7 +83,9 @@ class World:
             op, TensorType(shape.dtype, ("T", shape.heads, shape.dim)), TOKEN_TYPE, kv=True, ranges=ranges
         )
 
-    def run(self, chunks: list[tuple[int, int, int]], workers: int = 1) -> np.ndarray:
+    def run(
+        self, chunks: list[tuple[int, int, int]], workers: int = 1, tactic: AttentionTactic | None = None
+    ) -> np.ndarray:
         """Outputs of one step over (sequence, start, stop) chunks. What the step must not see is NaN."""
         pages, table = self.pages.copy(), np.full((len(chunks), self.max_blocks), -1, np.int32)
         size = self.shape.tokens_per_block
@@ -96,7 +99,8 @@ class World:
                 pages[table[row, position // size], position % size] = np.nan
         step = self._step(chunks, table)
         q = np.concatenate([self.queries[s][a:b] for s, a, b in chunks])
-        return compiled(self.call, self.sku)(
+        kernel = None if tactic is None else CpuPagedAttention(tactic=tactic)
+        return compiled(self.call, self.sku, kernel)(
             np.ascontiguousarray(q), None, step=step, states=[pack_kv16(pages)], workers=workers
         )[0]
 
@@ -169,6 +173,19 @@ def test_long_sequence_is_shared_by_workers(name: str) -> None:
         for position in (1490, 1499):
             alone = world.run([(0, position, position + 1)], workers)
             assert bits(alone) == bits(whole[position - 1490 :][:1])
+
+
+@pytest.mark.parametrize("name", ["gqa_f32", "gqa_bf16", "wide_group_f32", "big_bf16"])
+def test_never_depends_on_the_tactic(name: str) -> None:
+    shape = SHAPES[name]
+    world = World(shape, LENGTHS, host_skus()[-1])
+    chunks = [(s, 0, n) for s, n in enumerate(LENGTHS)]
+    whole = world.run(chunks)
+    heads = shape.heads // shape.kv_heads
+    for tactic in (AttentionTactic(1, 1, 1, 1, 1), AttentionTactic(5, min(heads, 3), 4, 2, 4)):
+        assert bits(world.run(chunks, 2, tactic)) == bits(whole)
+        last = [(3, 299, 300)]
+        assert bits(world.run(last, 3, tactic)) == bits(whole[-1:])
 
 
 def test_huge_scores_stay_finite() -> None:

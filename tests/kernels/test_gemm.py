@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from pelton.builder.kernels import NoKernelError
 from pelton.builder.ops.base import StepContext
 from pelton.builder.ops.fused import Gemm
+from pelton.plugins.gemm.cpu import CpuGemm, GemmTactic
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.tensor_type import TensorType
 
@@ -53,10 +55,16 @@ class Case:
         x, w, *rest = self.arrays
         return [x[rows], w, *(a[rows] if a.ndim == 2 else a for a in rest)]
 
-    def run(self, sku: str, rows: slice, workers: int = 1) -> np.ndarray:
+    def run(self, sku: str, rows: slice, workers: int = 1, tactic: GemmTactic | None = None) -> np.ndarray:
         operands = [np.ascontiguousarray(a) for a in self.operands(rows)]
         operands[1] = self.packed
-        return compiled(self.call, sku)(*operands, step=Inputs(operands[0].shape[0]), workers=workers)[0]
+        kernel = None
+        if tactic is not None:
+            chosen = compiled(self.call, sku).kernel
+            assert isinstance(chosen, CpuGemm)
+            kernel = dataclasses.replace(chosen, tactic=tactic)
+        run = compiled(self.call, sku, kernel)
+        return run(*operands, step=Inputs(operands[0].shape[0]), workers=workers)[0]
 
     def reference(self, rows: slice) -> np.ndarray:
         context = StepContext.__new__(StepContext)
@@ -86,6 +94,31 @@ def test_matches_reference_and_never_depends_on_rows_or_workers(name: str, sku: 
         assert bits(case.run(sku, slice(start, 67), workers=1 + rows % 3)) == bits(whole[start:]), rows
     for workers in (2, 3):
         assert bits(case.run(sku, slice(0, 67), workers=workers)) == bits(whole)
+
+
+@pytest.mark.parametrize("name", ["odd_f32", "gated_bf16", "odd_bf16", "gated_bias_f16"])
+@pytest.mark.parametrize(
+    "tactic",
+    [GemmTactic(6, 4, 16, 1000), GemmTactic(4, 2, 8, 5), GemmTactic(3, 1, 9, 1), GemmTactic(8, 4, 256, 33)],
+    ids=lambda t: f"{t.tile_rows}x{t.tile_panels}-{t.super_rows}-{t.block_steps}",
+)
+def test_never_depends_on_the_tactic(name: str, tactic: GemmTactic) -> None:
+    case, sku = CASES[name], host_skus()[-1]
+    whole = case.run(sku, slice(0, 67))
+    for rows, workers in ((67, 1), (67, 3), (9, 2), (20, 2), (5, 1)):
+        assert bits(case.run(sku, slice(0, rows), workers, tactic)) == bits(whole[:rows]), (rows, workers)
+
+
+def test_tactics_fit_the_caches() -> None:
+    """The panels in use and those read ahead take at most three quarters of L2, and all blocks are about equal."""
+    for vector_bits, l2 in ((512, 1 << 20), (256, 512 << 10)):
+        for k in (64, 896, 4864, 14336, 53248):
+            for compute in (BF16, F32):
+                tactic = GemmTactic.choose(k, compute, vector_bits)
+                steps = k * compute.itemsize // 4
+                assert 2 * tactic.tile_panels * tactic.block_steps * 64 <= l2 * 3 // 4
+                blocks = -(-steps // tactic.block_steps)
+                assert blocks * tactic.block_steps - steps < blocks
 
 
 def test_more_workers_than_panels() -> None:
