@@ -85,9 +85,15 @@ def test_every_part_of_an_engine_is_guarded(sound: bytes, tmp_path: Path, run: R
         used = not name.startswith("__pad__") and name.removeprefix("section/") not in ("golden", "report", "weights")
         if used:
             with pytest.raises(EngineFormatError, match="the engine again"):
-                pelton.LLM(path, verify_weights="before")
+                use(path)
     path.write_bytes(sound)
     assert run("verify", path, entry=main)[0] == 0
+
+
+def use(path: Path) -> None:
+    """Load an engine, with every weight checked before, and put a text in: the tokenizer is read when text comes."""
+    with pelton.LLM(path, verify_weights="before") as llm:
+        llm.generate("What", pelton.SamplingParams(max_tokens=1))
 
 
 def test_damaged_weights_stop_a_running_engine(sound: bytes, tmp_path: Path) -> None:
@@ -95,13 +101,13 @@ def test_damaged_weights_stop_a_running_engine(sound: bytes, tmp_path: Path) -> 
     path.write_bytes(flipped(sound, len(sound) - 5000))
     params = pelton.SamplingParams(max_tokens=200, ignore_eos=True)
 
-    def use() -> None:
+    def run_long() -> None:
         with pelton.LLM(path, threads=1) as llm:
             for _ in range(100):
                 llm.generate([{"prompt_token_ids": [5, 6]}], params)
 
     with pytest.raises(EngineFormatError, match="weights are damaged .*copy or build the engine again"):
-        use()
+        run_long()
 
 
 def test_engine_for_other_machines(tiny: Any, engines: Any, run: Run) -> None:
