@@ -103,6 +103,14 @@ class Fields {
 
   nb::object get(const char* name) const { return object_.attr(name); }
 
+  // Whether the object alone has references to the arrays that were read here.
+  bool unshared() const {
+    for (const Buffer& buffer : buffers_) {
+      if (Py_REFCNT(buffer.view().obj) != 2) return false;  // the object's, and the buffer's own
+    }
+    return true;
+  }
+
  private:
   const Buffer& keep(nb::handle object, const char* name, bool writable) {
     return buffers_.emplace_back(object, prefix_ + name, writable);
@@ -154,15 +162,70 @@ StepResults step_results(Fields& out) {
   return results;
 }
 
-void execute(Runner& runner, nb::handle inputs, nb::handle outputs) {
-  const nb::object sampling = inputs.attr("sampling");
-  Fields in(inputs, "step input "), parameters(sampling, "step input sampling.");
-  Fields out(outputs, "step output ");
-  const StepArrays step = step_arrays(in, parameters);
-  const StepResults results = step_results(out);
-  nb::gil_scoped_release release;
-  runner.execute(step, results);
-}
+// The arrays of a step's inputs, and the object that they belong to.
+struct HeldInputs {
+  explicit HeldInputs(nb::handle object)
+      : inputs(nb::borrow(object)),
+        sampling(object.attr("sampling")),
+        in(object, "step input "),
+        parameters(sampling, "step input sampling."),
+        step(step_arrays(in, parameters)) {}
+
+  nb::object inputs, sampling;
+  Fields in, parameters;
+  StepArrays step;
+};
+
+// And of its outputs.
+struct HeldOutputs {
+  explicit HeldOutputs(nb::handle object)
+      : outputs(nb::borrow(object)), out(object, "step output "), results(step_results(out)) {}
+
+  // Whether nobody but this has the object or an array of it any more.
+  bool unshared() const { return Py_REFCNT(outputs.ptr()) == 1 && out.unshared(); }
+
+  nb::object outputs;
+  Fields out;
+  StepResults results;
+};
+
+// A runner, and inputs and outputs of its last step. Step loops hand the same (immutable) object
+// over again with new numbers in its arrays; finding the arrays anew takes longer than many a
+// check.
+class PythonRunner {
+ public:
+  PythonRunner(std::shared_ptr<Team> team, std::shared_ptr<CodeObject> code,
+               const std::vector<LaunchSpec>& launches, size_t tail_start, const Limits& limits,
+               std::vector<PagedState> paged, std::shared_ptr<WeightMap> weights)
+      : runner(std::move(team), std::move(code), launches, tail_start, limits, std::move(paged),
+               std::move(weights)) {}
+  PythonRunner(const PythonRunner&) = delete;
+  PythonRunner& operator=(const PythonRunner&) = delete;
+
+  void execute(nb::handle inputs, nb::handle outputs) {
+    if (!held_ || !held_->inputs.is(inputs)) held_ = std::make_shared<HeldInputs>(inputs);
+    if (!results_ || !results_->outputs.is(outputs)) {
+      results_ = std::make_shared<HeldOutputs>(outputs);
+    }
+    const auto held = held_;  // another thread may call meanwhile, to learn that it may not
+    const auto results = results_;
+    nb::gil_scoped_release release;
+    runner.execute(held->step, results->results);
+  }
+
+  // The outputs of the last step, if they have this many rows, no logits, and nobody else.
+  nb::object spare_outputs(size_t rows) const {
+    if (!results_ || results_->results.tokens.size() != rows) return nb::none();
+    if (results_->results.logits.data() != nullptr || !results_->unshared()) return nb::none();
+    return results_->outputs;
+  }
+
+  Runner runner;
+
+ private:
+  std::shared_ptr<HeldInputs> held_;
+  std::shared_ptr<HeldOutputs> results_;
+};
 
 using LaunchTuple = std::tuple<std::string, std::vector<std::tuple<int32_t, uint64_t>>, bool>;
 
@@ -182,8 +245,8 @@ std::vector<LaunchSpec> launch_specs(const CodeObject& code,
   return specs;
 }
 
-nb::object timings_array(Runner& runner) {
-  auto* timings = new std::vector<Timing>(runner.take_timings());
+nb::object timings_array(PythonRunner& self) {
+  auto* timings = new std::vector<Timing>(self.runner.take_timings());
   nb::capsule owner(timings, [](void* p) noexcept { delete static_cast<std::vector<Timing>*>(p); });
   using Array = nb::ndarray<nb::numpy, int64_t, nb::shape<-1, 5>>;
   return nb::cast(Array(timings->data(), {timings->size(), 5}, owner));
@@ -218,7 +281,8 @@ NB_MODULE(_core, m) {
   nb::class_<WeightMap>(m, "WeightMap")
       .def(
           "__init__",
-          [](WeightMap* self, int fd, uint64_t offset, size_t nbytes, nb::bytes digests, bool move) {
+          [](WeightMap* self, int fd, uint64_t offset, size_t nbytes, nb::bytes digests,
+             bool move) {
             const auto* data = static_cast<const std::byte*>(digests.data());
             new (self) WeightMap(fd, offset, nbytes, {data, digests.size()}, move);
           },
@@ -231,8 +295,7 @@ NB_MODULE(_core, m) {
       .def_prop_ro("damaged", &WeightMap::damaged)
       .def("start", &WeightMap::start)
       .def("stop", &WeightMap::stop, nb::call_guard<nb::gil_scoped_release>())
-      .def("finish", &WeightMap::finish, nb::arg("team"),
-           nb::call_guard<nb::gil_scoped_release>())
+      .def("finish", &WeightMap::finish, nb::arg("team"), nb::call_guard<nb::gil_scoped_release>())
       .def("wait", &WeightMap::wait, nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>())
       .def("take_damage", [](WeightMap& w) {
         std::vector<std::tuple<uint64_t, uint64_t>> ranges;
@@ -270,10 +333,10 @@ NB_MODULE(_core, m) {
       .def_rw("num_blocks", &Limits::num_blocks)
       .def_rw("windows", &Limits::windows);
 
-  nb::class_<Runner>(m, "Runner")
+  nb::class_<PythonRunner>(m, "Runner")
       .def(
           "__init__",
-          [](Runner* self, std::shared_ptr<Team> team, std::shared_ptr<CodeObject> code,
+          [](PythonRunner* self, std::shared_ptr<Team> team, std::shared_ptr<CodeObject> code,
              const std::vector<LaunchTuple>& launches, size_t tail_start, const Limits& limits,
              const std::vector<std::tuple<size_t, uint64_t, size_t>>& paged,
              std::shared_ptr<WeightMap> weights) {
@@ -282,19 +345,24 @@ NB_MODULE(_core, m) {
               states.push_back({group, reinterpret_cast<std::byte*>(address), block_bytes});
             }
             const auto specs = launch_specs(*code, launches);
-            new (self) Runner(std::move(team), std::move(code), specs, tail_start, limits,
-                              std::move(states), std::move(weights));
+            new (self) PythonRunner(std::move(team), std::move(code), specs, tail_start, limits,
+                                    std::move(states), std::move(weights));
           },
           nb::arg("team"), nb::arg("code"), nb::arg("launches"), nb::arg("tail_start"),
           nb::arg("limits"), nb::arg("paged"), nb::arg("weights").none() = nb::none())
-      .def("execute", &execute, nb::arg("inputs"), nb::arg("outputs"))
+      .def("execute", &PythonRunner::execute, nb::arg("inputs"), nb::arg("outputs"))
+      .def("spare_outputs", &PythonRunner::spare_outputs, nb::arg("rows"))
       .def(
           "copy_blocks",
-          [](Runner& runner, size_t group, const std::vector<int32_t>& source,
-             const std::vector<int32_t>& target) { runner.copy_blocks(group, source, target); },
+          [](PythonRunner& self, size_t group, const std::vector<int32_t>& source,
+             const std::vector<int32_t>& target) {
+            self.runner.copy_blocks(group, source, target);
+          },
           nb::arg("group"), nb::arg("source"), nb::arg("target"),
           nb::call_guard<nb::gil_scoped_release>())
-      .def("set_timing", &Runner::set_timing, nb::arg("on"))
+      .def(
+          "set_timing", [](PythonRunner& self, bool on) { self.runner.set_timing(on); },
+          nb::arg("on"))
       .def("take_timings", &timings_array);
 
   bind_roofs(m);

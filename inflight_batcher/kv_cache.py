@@ -28,7 +28,8 @@ class GroupTable:
     """Blocks of one KV group, by sequence slot.
 
     ``table`` is i32 [num_slots, max_blocks_per_seq]; in a slot's row the entries ``first[slot] : end[slot]`` are
-    live, everything else is -1. ``first`` moves up when blocks fall out of the window.
+    live, everything else is -1. ``first`` moves up when blocks fall out of the window. ``version`` changes whenever
+    an entry does.
     """
 
     def __init__(self, group: KVGroup, num_blocks: int, num_slots: int, ranges: Ranges, max_chunk: int) -> None:
@@ -38,6 +39,7 @@ class GroupTable:
         self.table: NDArray[np.int32] = np.full((num_slots, ranges.max_blocks_per_seq), NO_BLOCK, np.int32)
         self.first = [0] * num_slots
         self.end = [0] * num_slots
+        self.version = 0
         self._block = ranges.tokens_per_block
         self._max_chunk = max_chunk
 
@@ -56,10 +58,13 @@ class GroupTable:
     def trim(self, slot: int, position: int) -> None:
         """Give back blocks that no query from ``position`` on can see."""
         needed = min(self.first_needed(position), self.end[slot])
+        if needed <= self.first[slot]:
+            return
+        self.version += 1
         for index in range(self.first[slot], needed):
             self.pool.release(int(self.table[slot, index]))
             self.table[slot, index] = NO_BLOCK
-        self.first[slot] = max(self.first[slot], needed)
+        self.first[slot] = needed
 
     def missing(self, slot: int, tokens: int) -> int:
         """Blocks to allocate before positions below ``tokens`` can be stored."""
@@ -67,12 +72,14 @@ class GroupTable:
 
     def grow(self, slot: int, count: int) -> None:
         """Append ``count`` fresh blocks to a slot's row."""
+        self.version += 1
         for index in range(self.end[slot], self.end[slot] + count):
             self.table[slot, index] = self.pool.allocate()
         self.end[slot] += count
 
     def release(self, slot: int) -> None:
         """Give back everything of a slot."""
+        self.version += 1
         for block in self.blocks(slot):
             self.pool.release(block)
         self.table[slot, self.first[slot] : self.end[slot]] = NO_BLOCK
@@ -92,6 +99,7 @@ class GroupTable:
 
         Returns (source, target) of the partly filled last block, which must be copied because both write on.
         """
+        self.version += 1
         first, full = self.first_needed(tokens), tokens // self._block
         self.first[slot] = self.end[slot] = first
         for index in range(first, full):
@@ -111,7 +119,7 @@ class KVCache:
     def __init__(
         self, groups: Seq[KVGroup], num_blocks: Seq[int], num_slots: int, ranges: Ranges, max_chunk: int
     ) -> None:
-        self._room = [0] * num_slots  # tokens that fit without another block; 0 where a window needs trimming
+        self.room = [0] * num_slots  # tokens that fit without another block; 0 where a window needs trimming
         self.tokens_per_block = ranges.tokens_per_block
         self.groups = tuple(
             GroupTable(group, count, num_slots, ranges, max_chunk)
@@ -132,7 +140,7 @@ class KVCache:
         ``known`` (>= end) tokens exist already: a group without a window takes the blocks for all of them at once,
         so that a long prompt is not left halfway; a windowed group takes them chunk by chunk.
         """
-        if known <= self._room[slot]:
+        if known <= self.room[slot]:
             return True
         missing = []
         for group in self.groups:
@@ -146,12 +154,12 @@ class KVCache:
             if need:
                 group.grow(slot, need)
         if all(group.window is None for group in self.groups):
-            self._room[slot] = min((group.end[slot] for group in self.groups), default=0) * self.tokens_per_block
+            self.room[slot] = min((group.end[slot] for group in self.groups), default=0) * self.tokens_per_block
         return True
 
     def release(self, slot: int) -> None:
         """Give back all blocks of a slot."""
-        self._room[slot] = 0
+        self.room[slot] = 0
         for group in self.groups:
             group.release(slot)
 

@@ -274,8 +274,10 @@ class LLM:
         try:
             for request in requests:
                 self._loop.add(request)
-            while not all(request.finished for request in requests):
+            open_requests = list(requests)
+            while open_requests:
                 self._step()
+                open_requests = [request for request in open_requests if not request.finished]
         except BaseException:
             for request in requests:
                 self._loop.abort(request.request_id)
@@ -304,10 +306,12 @@ class LLM:
             self._loop.abort(request.request_id)
 
     def _step(self) -> None:
-        for event in self._loop.step():
-            listener = self._listeners.get(event.request_id)
-            if listener is not None:
-                listener.append(event)
+        events = self._loop.step()
+        if self._listeners:
+            for event in events:
+                listener = self._listeners.get(event.request_id)
+                if listener is not None:
+                    listener.append(event)
 
 
 def _bad_prompt(prompt: object) -> RequestError:

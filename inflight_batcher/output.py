@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from .sampling_params import SamplingParams
 from .stop import StopStrings
@@ -37,6 +37,36 @@ class CompletionOutput:
     stop_reason: int | str | None = None  # the stop string or stop token id; None for end of sequence
     delta: str = ""
     delta_token_ids: list[int] = field(default_factory=list)
+
+
+class CompletionSnapshot(CompletionOutput):
+    """A choice as it stood at some token. What grows with the answer is copied when it is looked at, and only then."""
+
+    def __init__(self, index: int, values: SequenceValues) -> None:
+        self.index = index
+        self.cumulative_logprob = None if values.logprobs is None else values.cumulative_logprob
+        self.finish_reason = values.finish_reason
+        self.stop_reason = values.stop_reason
+        self.delta = ""
+        self.delta_token_ids = []
+        # These lists only ever grow at their ends.
+        self._grown = values.pieces, values.token_ids, values.logprobs
+        self._counts = len(values.pieces), len(values.token_ids)
+
+    def __getattr__(self, name: str) -> Any:
+        """text, token_ids and logprobs, at first."""
+        if name not in ("text", "token_ids", "logprobs"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        (pieces, token_ids, logprobs), (num_pieces, num_tokens) = self._grown, self._counts
+        value: Any
+        if name == "text":
+            value = "".join(pieces[:num_pieces])
+        elif name == "token_ids":
+            value = token_ids[:num_tokens]
+        else:
+            value = None if logprobs is None else logprobs[:num_tokens]
+        self.__dict__[name] = value
+        return value
 
 
 @dataclass
@@ -102,7 +132,7 @@ class SequenceValues:
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        self._pieces: list[str] = []
+        self.pieces: list[str] = []  # of the text that may be shown
         self._params = params
         self._eos = frozenset() if params.ignore_eos else eos
         self._stop_ids = frozenset(params.stop_token_ids or ())
@@ -113,9 +143,7 @@ class SequenceValues:
     @property
     def text(self) -> str:
         """All text that may be shown so far."""
-        if len(self._pieces) > 1:
-            self._pieces = ["".join(self._pieces)]
-        return self._pieces[0] if self._pieces else ""
+        return "".join(self.pieces)
 
     def append(self, token: int, last: bool, logprobs: TokenLogprobs | None = None) -> str:
         """Take the next token; returns text to show. Sets ``finish_reason`` on a stop or when ``last``."""
@@ -148,20 +176,12 @@ class SequenceValues:
         return text
 
     def snapshot(self, index: int) -> CompletionOutput:
-        """A copy for the caller."""
-        return CompletionOutput(
-            index=index,
-            text=self.text,
-            token_ids=list(self.token_ids),
-            cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
-            logprobs=None if self.logprobs is None else list(self.logprobs),
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-        )
+        """What there is now, for the caller. Costs the same however long the answer is."""
+        return CompletionSnapshot(index, self)
 
     def _keep(self, text: str) -> None:
         if text:
-            self._pieces.append(text)
+            self.pieces.append(text)
 
     def _scan(self, text: str, may_stop: bool) -> str:
         if self._stops is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,15 +59,24 @@ class Request:
     @property
     def finished(self) -> bool:
         """Whether every choice has ended."""
-        return all(seq.values.finish_reason is not None for seq in self.sequences)
+        for seq in self.sequences:  # noqa: SIM110 - in every step, and a generator costs more than the loop
+            if seq.values.finish_reason is None:
+                return False
+        return True
+
+    @cached_property
+    def prompt_list(self) -> list[int]:
+        """The prompt's ids, for all outputs."""
+        ids: list[int] = self.prompt_token_ids.tolist()
+        return ids
 
     def output(self) -> RequestOutput:
-        """A snapshot for the caller."""
+        """A snapshot for the caller. Costs the same however long prompt and answer are."""
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids.tolist(),
-            prompt_logprobs=None if self.prompt_logprobs is None else list(self.prompt_logprobs),
+            prompt_token_ids=self.prompt_list,
+            prompt_logprobs=self.prompt_logprobs,
             outputs=[seq.values.snapshot(seq.index) for seq in self.sequences],
             finished=self.finished,
             metrics=self.metrics,

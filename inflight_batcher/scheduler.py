@@ -127,6 +127,9 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Plan the next step and count its tokens as computed. The batch is empty when nothing can run now."""
+        batch = self._continue()
+        if batch is not None:
+            return batch
         self._planned, self._started, self._copies = {}, [], []
         self._tokens, self._rows = self.config.max_num_tokens, self._ranges.max_logits_rows
         preemptions = self.num_preemptions
@@ -136,11 +139,37 @@ class Scheduler:
         self._plan_prompts()
         return self._commit()
 
+    def _continue(self) -> Batch | None:
+        """The commonest step, planned at once: everything that runs decodes, has its blocks, and nobody waits."""
+        count = len(self.running)
+        if self.waiting or not 0 < count <= min(self.config.max_num_tokens, self._ranges.max_logits_rows):
+            return None
+        room = self.kv.room
+        for seq in self.running:
+            tokens = seq.num_tokens
+            if (
+                seq.num_computed != tokens - 1
+                or tokens > room[seq.slot]
+                or tokens > seq.limit
+                or seq.waits_for_values
+                or not seq.generates
+                or seq.num_scored < seq.score_end
+            ):
+                return None
+        chunks = []
+        for seq in self.running:
+            start = seq.num_computed
+            seq.num_computed = start + 1
+            seq.num_tokens += 1
+            seq.in_flight += 1
+            chunks.append(Chunk(seq, seq.slot, start, 1, 1, True))
+        return Batch(chunks, [], [], count, count)
+
     def _plan_decodes(self) -> None:
         for seq in list(self.running):
             if self._tokens == 0 or self._rows == 0:
                 break
-            if seq.remaining == 1 and seq.runnable and seq.slot != NO_SLOT:
+            if seq.remaining == 1 and not (seq.waits_for_values and seq.in_flight) and seq.slot != NO_SLOT:
                 self._plan(seq, 1)
 
     def _admit(self) -> None:
@@ -205,6 +234,8 @@ class Scheduler:
         self._reserve(seq, computed)
 
     def _plan_prompts(self) -> None:
+        if len(self._planned) == len(self.running):
+            return
         prompts = [seq for seq in self.running if seq not in self._planned and seq.runnable]
         if not prompts or self._tokens == 0:
             return
@@ -235,8 +266,9 @@ class Scheduler:
         """Put ``count`` tokens of a running sequence into the step, if blocks can be had for them."""
         start = seq.num_computed
         if self._reserve(seq, start + count):
-            rows = seq.rows_for(count)
-            self._planned[seq] = Chunk(seq, seq.slot, start, count, rows, seq.samples_at(start + count))
+            samples = seq.samples_at(start + count)
+            rows = seq.rows_for(count) if seq.num_scored < seq.score_end else int(samples)
+            self._planned[seq] = Chunk(seq, seq.slot, start, count, rows, samples)
             self._tokens -= count
             self._rows -= rows
 
@@ -281,7 +313,8 @@ class Scheduler:
             rows += chunk.num_rows
             seq.num_computed = end
             seq.num_tokens += chunk.samples
-            seq.num_scored = max(seq.num_scored, min(end, seq.score_end))
+            if seq.num_scored < seq.score_end:
+                seq.num_scored = max(seq.num_scored, min(end, seq.score_end))
             seq.in_flight += 1
         return Batch(chunks, self._started, self._copies, tokens, rows)
 

@@ -124,14 +124,14 @@ class StepLoop:
             return
         for copy in batch.copies:
             self.driver.copy_blocks(copy.group, [copy.source], [copy.target])
-        self._in_flight.append((batch, self.driver.execute(batch.pack(self._arrays))))
+        self._in_flight.append((batch, self.driver.execute(self._arrays.pack(batch))))
 
     def _update(self, planned: bool) -> list[TokenEvent]:
         if not self._in_flight or (planned and len(self._in_flight) < self._depth):
             return []
         batch, handle = self._in_flight.popleft()
         events = self._read(batch, handle.result())
-        if not self.has_work:
+        if not self._requests and not self._in_flight:
             self.scheduler.check_idle()
         return events
 

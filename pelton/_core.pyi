@@ -113,7 +113,13 @@ class Runner:
         weights: WeightMap | None = None,
     ) -> None: ...
     def execute(self, inputs: StepInputs, outputs: StepOutputs) -> None:
-        """Check the inputs, run one step, fill the outputs. The GIL is released; nothing is written on NativeError."""
+        """Check the inputs, run one step, fill the outputs. The GIL is released; nothing is written on NativeError.
+
+        The arrays of ``inputs`` are looked up once while the same object comes again: an object's fields must stay.
+        """
+
+    def spare_outputs(self, rows: int) -> StepOutputs | None:
+        """The last step's outputs if they have ``rows`` rows, no logits, and no reference to them is left elsewhere."""
 
     def copy_blocks(self, group: int, source: Sequence[int], target: Sequence[int]) -> None: ...
     def set_timing(self, on: bool) -> None: ...

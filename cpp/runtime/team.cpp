@@ -34,6 +34,10 @@ inline void pause() {
 
 std::atomic<uint64_t> g_fork_count{0};
 
+// Workers spin longer between jobs than inside one: a step loop comes back after its planning, and
+// waking a CPU that has gone to sleep takes longer than that.
+constexpr int64_t kBetweenJobs = 2;
+
 void pin(int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -158,7 +162,7 @@ void Team::loop(int index, int cpu) {
   if (cpu >= 0) pin(cpu);
   DefaultFloats floats;
   for (uint32_t seen = 0;;) {
-    turn_.wait_while(seen, spin_ns_);
+    turn_.wait_while(seen, kBetweenJobs * spin_ns_);
     ++seen;
     if (job_ == nullptr) return;
     job_(context_, &slots_[index].worker);

@@ -7,11 +7,11 @@ import pytest
 
 from pelton.inflight_batcher import ContextLengthError, SamplingParams
 from pelton.inflight_batcher.llm import LLM
-from pelton.inflight_batcher.loading import EngineParts
+from pelton.inflight_batcher.loading import EngineParts, LateDetokenizer
 from pelton.runtime.errors import EngineFormatError, PeltonError, RequestError
 
 from .fake_driver import ROOT, FakeDriver, digest, logits_of, make_plan, raw_logprob
-from .helpers import EOS, ByteTokenizer, make_llm, parts
+from .helpers import EOS, ByteDetokenizer, ByteTokenizer, make_llm, parts
 
 LONG = {"max_seq_len": 512, "max_batch": 8}
 
@@ -365,3 +365,39 @@ def test_a_folder_is_not_an_engine(tmp_path) -> None:
         LLM(tmp_path)
     with pytest.raises(EngineFormatError):
         LLM(tmp_path / "absent.engine")
+
+
+def test_a_stream_copies_nothing_that_grows() -> None:
+    """Outputs share the prompt, and cut the answer when it is looked at, as it was then."""
+    llm = make_llm()
+    stream = llm.stream({"prompt_token_ids": list(range(1, 40))}, SamplingParams(max_tokens=20, logprobs=1))
+    outputs = list(stream)
+    assert len({id(output.prompt_token_ids) for output in outputs}) == 1
+    assert outputs[0].prompt_token_ids == list(range(1, 40))
+    for output in outputs:
+        assert not {"text", "token_ids", "logprobs"} & set(vars(output.outputs[0]))
+    final = outputs[-1].outputs[0]
+    text = ""
+    for count, output in enumerate(outputs, start=1):
+        choice = output.outputs[0]
+        text += choice.delta
+        assert choice.token_ids == final.token_ids[:count]
+        assert choice.token_ids is choice.token_ids
+        assert choice.logprobs == (final.logprobs or [])[:count]
+        assert choice.text == text
+        assert not hasattr(choice, "nothing_of_this_name")
+    llm.close()
+
+
+def test_a_late_detokenizer_is_made_with_the_first_token() -> None:
+    made = []
+
+    def make() -> ByteDetokenizer:
+        made.append(1)
+        return ByteDetokenizer(True)
+
+    late = LateDetokenizer(make)
+    assert late.flush() == ""
+    assert made == []
+    assert late.push(65) + late.push(66) + late.flush() == "AB"
+    assert made == [1]

@@ -87,6 +87,43 @@ def test_results_come_back_in_row_order(load, threads):
     assert again.tokens is not outputs.tokens
 
 
+def test_results_are_reused_only_when_nobody_has_them(load):
+    _, driver = load([], ["tail w"])
+    first = driver.execute(make_step((3,))).result()
+    second = driver.execute(make_step((4,))).result()
+    assert second is not first  # the caller has it
+    tokens = second.tokens
+    del second
+    third = driver.execute(make_step((5,))).result()
+    assert third.tokens is not tokens  # and here an array of it
+    assert tokens.tolist() == [4]
+    assert first.tokens.tolist() == [3]
+    number = id(third)
+    del third
+    fourth = driver.execute(make_step((6,))).result()
+    assert id(fourth) == number  # nobody had that one
+    assert fourth.tokens.tolist() == [6]
+    assert len(driver.execute(make_step((6,), rows=[0, 1])).result().tokens) == 2
+    assert driver.execute(make_step((2,), want_logits=True)).result().logits is not None
+    assert driver.execute(make_step((2,))).result().logits is None
+
+
+def test_the_same_inputs_with_new_numbers(load):
+    """A step loop changes numbers in place and hands the same object over again."""
+    engine, driver = load(["show_inputs ids pos none out"], ["tail w"])
+    step = make_step((2, 1))
+    for start in (0, 5, 9):
+        step.positions[:] = [start, start + 1, start]
+        step.token_ids[:] = start % 7
+        assert driver.execute(step).result().tokens.tolist() == [start % 7 + 1] * 2
+        assert engine.read(driver, "out")[3:6].tolist() == [start, start + 1, start]
+    step.positions[1] = 77  # still checked
+    with pytest.raises(DriverError, match="positions"):
+        driver.execute(step)
+    step.positions[1] = 10
+    driver.execute(step)
+
+
 def test_the_driver_fulfils_the_protocol(load):
     _, driver = load([])
     assert isinstance(driver, Driver)

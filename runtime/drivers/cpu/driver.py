@@ -115,22 +115,30 @@ class CpuDriver:
 
         Raises EngineFormatError if the check of the weights, which goes on in the background, has found damage.
         """
-        running = self._ready()  # holds the memory during the step, whatever another thread closes
+        running = self._running  # holds the memory during the step, whatever another thread closes
+        if running is None:
+            running = self._ready()
         running.bound.engine.raise_problems()
-        rows, best = inputs.num_rows, self.plan.ranges.max_logprobs
-        outputs = StepOutputs(
-            tokens=np.full(rows, -1, np.int32),
-            logprobs=np.full(rows, -np.inf, np.float32),
-            ranks=np.zeros(rows, np.int32),
-            top_ids=np.full((rows, best), -1, np.int32),
-            top_logprobs=np.full((rows, best), -np.inf, np.float32),
-            logits=np.empty((rows, self.plan.vocab_size), np.float32) if inputs.want_logits else None,
-        )
+        rows = inputs.logits_rows.shape[0]
+        outputs = None if inputs.want_logits else running.runner.spare_outputs(rows)
+        if outputs is None:
+            outputs = self._outputs(rows, inputs.want_logits)
         try:
             running.runner.execute(inputs, outputs)
         except NativeError as error:
             raise DriverError(str(error)) from None
         return FinishedStep(outputs)
+
+    def _outputs(self, rows: int, want_logits: bool) -> StepOutputs:
+        best = self.plan.ranges.max_logprobs
+        return StepOutputs(
+            tokens=np.full(rows, -1, np.int32),
+            logprobs=np.full(rows, -np.inf, np.float32),
+            ranks=np.zeros(rows, np.int32),
+            top_ids=np.full((rows, best), -1, np.int32),
+            top_logprobs=np.full((rows, best), -np.inf, np.float32),
+            logits=np.empty((rows, self.plan.vocab_size), np.float32) if want_logits else None,
+        )
 
     def copy_blocks(self, group: int, source: list[int], target: list[int]) -> None:
         """Copy whole blocks in every layer of a group, in list order, before the next step."""
