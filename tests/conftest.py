@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from hypothesis import settings
 # The same examples every time, and no time limits: machines that run tests may be busy.
 settings.register_profile("pelton", derandomize=True, deadline=None, database=None)
 settings.load_profile("pelton")
+
+# torch records its tracing at level DEBUG, which would bury a failure's own output.
+logging.getLogger("torch.__trace").propagate = False
 
 GOLDEN = Path(__file__).parent / "golden"
 

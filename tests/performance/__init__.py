@@ -1,0 +1,1 @@
+"""Guards against slow code that need no clock: instruction counts."""
