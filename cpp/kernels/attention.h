@@ -54,6 +54,10 @@ struct Attention {
   PELTON_INLINE void by_tiles(const pelton_worker* worker) const {
     int64_t given[kMostWorkers];
     for (int w = 0; w < worker->count; ++w) given[w] = 0;
+    struct {
+      int token, count, which;
+    } mine = {0, 0, 0};
+    tile->after = {};
     for (int s = 0; s < step->num_seqs; ++s) {
       const int end = step->query_start[s + 1];
       for (int which = 0; which < kPieces; ++which) {
@@ -64,10 +68,18 @@ struct Attention {
             if (given[w] < given[least]) least = w;
           }
           given[least] += cost(t, count);
-          if (least == worker->index) whole_tile(t, count, which);
+          if (least != worker->index) continue;
+          // Done one late: so that a tile knows what comes after it.
+          if (mine.count > 0) {
+            tile->after = tile->keys_of(t, count, which);
+            whole_tile(mine.token, mine.count, mine.which);
+          }
+          mine = {t, count, which};
         }
       }
     }
+    tile->after = {};
+    if (mine.count > 0) whole_tile(mine.token, mine.count, mine.which);
   }
   // Steps of keys that a tile attends to, in half rows: a partial step costs a whole one.
   PELTON_INLINE int64_t cost(int64_t token, int count) const {
@@ -80,6 +92,7 @@ struct Attention {
   // order. For few queries over many keys.
   PELTON_INLINE void by_splits(pelton_worker* worker, int64_t parts) const {
     const Range mine = share(parts * kPieces, worker);
+    tile->after = {};
     int64_t before = 0;
     for (int64_t t = 0; t < step->num_tokens; ++t) {
       const int from = first_split(step->positions[t]), count = splits_of(t);

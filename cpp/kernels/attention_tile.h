@@ -84,18 +84,41 @@ struct AttentionTile {
   }
   PELTON_INLINE State part(int row) const { return {part_max[row], sum(load(part_sum[row]))}; }
 
-  // Where the next step's keys and values lie: read ahead while this step is computed.
+  // The first keys of the tile that this worker does after this one; by default none.
+  struct After {
+    int64_t sequence = 0;
+    int kv_head = 0, first = 0, last = -1;
+  } after;
+  PELTON_INLINE After keys_of(int64_t first_token, int count, int which) const {
+    const int from = step->positions[first_token];
+    return {step->token_seq[first_token], which / kHeadTiles,
+            first_key(from) / kStepKeys * kStepKeys, from + count - 1};
+  }
+
+  // Where the keys and values of the next step lie, behind the last ones those of the next tile:
+  // read ahead while this step is computed. (Null blocks and no keys at all: of no use, no harm.)
   struct Ahead {
     const char* key[kPanels];
     const char* value[kPanels];
   };
   PELTON_INLINE void look(Ahead& ahead, int base) const {
+    using Layout = typename Keys::Place::Layout;
+    const int last = position + queries - 1;
     for (int p = 0; p < kPanels; ++p) {
-      const int at = base + p * kLanes, slot = at % static_cast<int>(C::kTokens);
-      const Kv* block = Keys::Place::block(step, state, sequence, at);
-      using Layout = typename Keys::Place::Layout;
-      const int64_t k = Layout::k_index(C::kTokens, kDim, kv_head, slot, 0);
-      const int64_t v = Layout::v_index(C::kKvHeads, C::kTokens, kDim, kv_head, slot, 0);
+      int64_t where = sequence;
+      int at = base + p * kLanes, of = kv_head;
+      if (at > last) {
+        const int key = after.first + at - round_up(last + 1, kLanes);
+        if (key <= after.last) {
+          where = after.sequence;
+          of = after.kv_head;
+        }
+        at = key <= after.last ? key : last;
+      }
+      const int slot = at % static_cast<int>(C::kTokens) / kLanes * kLanes;
+      const Kv* block = Keys::Place::block(step, state, where, at);
+      const int64_t k = Layout::k_index(C::kTokens, kDim, of, slot, 0);
+      const int64_t v = Layout::v_index(C::kKvHeads, C::kTokens, kDim, of, slot, 0);
       ahead.key[p] = reinterpret_cast<const char*>(block + k);
       ahead.value[p] = reinterpret_cast<const char*>(block + v);
     }
@@ -278,7 +301,7 @@ struct AttentionTile {
     const int end = smaller((split + 1) * kSplitKeys, last_query + 1);
     Ahead ahead;
     for (int base = begin; base < end; base += kStepKeys) {
-      look(ahead, base + kStepKeys <= position ? base + kStepKeys : base);
+      look(ahead, base + kStepKeys);
       if (base >= first_key(last_query) && base + kStepKeys - 1 <= position) {
         attend(ahead, base, 0, kStepKeys - 1, 0, rows());
         continue;

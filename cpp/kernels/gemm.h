@@ -132,19 +132,23 @@ struct Gemm {
 
   // M rows (those past the end repeat the last one and are not stored) times one unit.
   template <int M>
+  PELTON_INLINE void stream_panel(const X* const (&rows_of)[M], int64_t number,
+                                  F32 (&acc)[M][1]) const {
+    const Compute* panel[1] = {weight + number * kPanel};
+    const char* const ahead[1] = {reinterpret_cast<const char*>(panel[0]) +
+                                  (M <= 4 ? kNear : kFar)};
+    clear(acc);
+    dot_block<Dot, kAdvance, M <= 4 ? 3 : 2>(rows_of, panel, kSteps, acc, ahead);
+  }
+  template <int M>
   __attribute__((noinline)) void stream(const X* ready, int64_t first_row, int64_t unit) const {
     const X* rows_of[M];
     row_block(ready, first_row, rows_of);
-    F32 acc[kUnit][M][1];
-    for (int u = 0; u < kUnit; ++u) {
-      const Compute* panel[1] = {weight + (unit * kUnit + u) * kPanel};
-      const char* const ahead[1] = {reinterpret_cast<const char*>(panel[0]) +
-                                    (M <= 4 ? kNear : kFar)};
-      clear(acc[u]);
-      dot_block<Dot, kAdvance, M <= 4 ? 3 : 2>(rows_of, panel, kSteps, acc[u], ahead);
-    }
+    F32 first[M][1], second[M][1];
+    stream_panel(rows_of, unit * kUnit, first);
+    if constexpr (C::kGated) stream_panel(rows_of, unit * kUnit + 1, second);
     for (int m = 0; m < M && first_row + m < rows; ++m) {
-      finish(acc[0][m][0], acc[kUnit - 1][m][0], unit, first_row + m);
+      finish(first[m][0], C::kGated ? second[m][0] : first[m][0], unit, first_row + m);
     }
   }
   template <int M>
@@ -159,6 +163,8 @@ struct Gemm {
   static constexpr int64_t kGroup = larger<int64_t>(P / kUnit, 1);  // units of a group
   static constexpr int64_t kGroups = divide_up(kUnits, kGroup);
   static constexpr int64_t kSuperBlocks = divide_up(C::kSuperRows, M);
+  // A tile of one panel, or of half a unit, would gain nothing over a stream.
+  static constexpr bool kTiled = P > 1 && P % kUnit == 0;
   // Sums of the rows of a group, between blocks of k.
   using Sums = F32[kOneBlock ? 1 : kSuperBlocks][M][P];
 
@@ -231,10 +237,10 @@ struct Gemm {
       const int64_t at = i - above * kGroups, group = at / here, begin = at % here;
       const int64_t end = smaller(here, begin + mine.end - i);
       const int64_t unit = group * kGroup, units = smaller(kGroup, kUnits - unit);
-      if constexpr (P % kUnit == 0) {
+      if constexpr (kTiled) {
         if (units == kGroup) group_rows(ready, group, above + begin, above + end, sums);
       }
-      if (P % kUnit != 0 || units != kGroup) {
+      if (!kTiled || units != kGroup) {
         for (int64_t u = unit; u < unit + units; ++u) {
           for (int64_t b = begin; b < end; ++b) stream<M>(ready, (above + b) * M, u);
         }
