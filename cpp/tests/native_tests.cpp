@@ -1,5 +1,8 @@
 // Team, runner, checks and loader without Python: a program that prints one line a test and exits
 // with 1 if any failed. Meant to run under sanitizers (scripts/sanitize).
+#include <unistd.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -305,6 +308,73 @@ void roofs_are_measured_by_all_threads() {
   EXPECT(throws([] { Roofs(2, {}, 2047); }, "too few"));
 }
 
+std::string hex(const Digest& digest) {
+  std::string text;
+  for (uint8_t byte : digest) {
+    char two[3];
+    std::snprintf(two, sizeof two, "%02x", byte);
+    text += two;
+  }
+  return text;
+}
+
+// Examples of FIPS 180-4, and both code paths against each other at every length of a tail.
+void sha256_is_sha256() {
+  const std::string abc = "abc";
+  const std::span<const std::byte> data(reinterpret_cast<const std::byte*>(abc.data()), 3);
+  const char* wanted = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+  EXPECT(hex(sha256(data)) == wanted);
+  EXPECT(hex(sha256(data, true)) == wanted);
+  EXPECT(hex(sha256({})) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  std::vector<std::byte> bytes(4000);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * i >> 3);
+  for (size_t size = 0; size < 300; ++size) {
+    const std::span<const std::byte> first(bytes.data(), size), second(bytes.data() + 999, size);
+    const auto both = sha256_pair(first.data(), second.data(), size);
+    EXPECT(sha256(first) == sha256(first, true));
+    EXPECT(both[0] == sha256(first) && both[1] == sha256(second));
+  }
+}
+
+// Steps, the background thread and the team all at once, on weights that must not change.
+void weights_move_between_steps() {
+  const size_t size = 5 * WeightMap::kWindow + 12345;
+  std::vector<std::byte> bytes(size);
+  for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(i % 251);
+  std::vector<std::byte> digests;
+  for (size_t at = 0; at < size; at += WeightMap::kLeaf) {
+    const Digest d = sha256({bytes.data() + at, std::min(WeightMap::kLeaf, size - at)});
+    for (uint8_t byte : d) digests.push_back(static_cast<std::byte>(byte));
+  }
+  char path[] = "/tmp/pelton-weights-XXXXXX";
+  const int fd = mkstemp(path);
+  EXPECT(fd >= 0 && write(fd, bytes.data(), size) == static_cast<ssize_t>(size));
+  unlink(path);
+  for (const bool move : {true, false}) {
+    auto weights = std::make_shared<WeightMap>(fd, 0, size, digests, move);
+    auto team = make_team(2);
+    weights->start();
+    for (int step = 0; step < 200 && !weights->complete(); ++step) {
+      weights->before_step(*team);
+      EXPECT(std::memcmp(weights->data(), bytes.data(), size) == 0);
+      weights->after_step(40'000'000);
+    }
+    EXPECT(weights->wait(60) && !weights->damaged());  // the thread may still have one in hand
+    EXPECT(std::memcmp(weights->data(), bytes.data(), size) == 0);
+  }
+  digests[40] ^= std::byte{1};
+  WeightMap damaged(fd, 0, size, digests, true);
+  damaged.start();
+  std::thread stopper([&] { damaged.stop(); });
+  damaged.wait(0.01);
+  stopper.join();
+  auto team = make_team(3);
+  damaged.finish(*team);
+  const auto found = damaged.take_damage();
+  EXPECT(found.size() == 1 && found[0].begin == WeightMap::kLeaf);
+  close(fd);
+}
+
 }  // namespace
 
 int main() {
@@ -318,6 +388,8 @@ int main() {
       {"two_runners_at_once", two_runners_at_once},
       {"damaged_code_is_refused", damaged_code_is_refused},
       {"regions_are_aligned_and_zero", regions_are_aligned_and_zero},
+      {"sha256_is_sha256", sha256_is_sha256},
+      {"weights_move_between_steps", weights_move_between_steps},
       {"roofs_are_measured_by_all_threads", roofs_are_measured_by_all_threads},
   };
   for (const auto& [name, test] : tests) {

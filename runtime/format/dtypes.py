@@ -7,8 +7,8 @@ DType here maps to one real numpy dtype and the reference meanings need no speci
 from __future__ import annotations
 
 import enum
+from functools import cache
 
-import ml_dtypes
 import numpy as np
 
 
@@ -29,12 +29,12 @@ class DType(str, enum.Enum):
     @property
     def itemsize(self) -> int:
         """Bytes per element (0 for TOKEN)."""
-        return 0 if self is DType.TOKEN else self.numpy.itemsize
+        return _ITEMSIZE[self]
 
     @property
     def numpy(self) -> np.dtype:
         """The numpy dtype; raises KeyError for TOKEN, which has no storage."""
-        return _NUMPY[self]
+        return _bfloat16() if self is DType.BF16 else _NUMPY[self]
 
     @property
     def safetensors(self) -> str:
@@ -50,6 +50,8 @@ class DType(str, enum.Enum):
         for ours, theirs in _NUMPY.items():
             if theirs == dtype:
                 return ours
+        if dtype == _bfloat16():
+            return cls.BF16
         raise KeyError(f"no pelton dtype for numpy dtype {dtype}")
 
     @classmethod
@@ -63,7 +65,6 @@ class DType(str, enum.Enum):
 _NUMPY: dict[DType, np.dtype] = {
     DType.F32: np.dtype(np.float32),
     DType.F16: np.dtype(np.float16),
-    DType.BF16: np.dtype(ml_dtypes.bfloat16),
     DType.I64: np.dtype(np.int64),
     DType.I32: np.dtype(np.int32),
     DType.U32: np.dtype(np.uint32),
@@ -71,6 +72,16 @@ _NUMPY: dict[DType, np.dtype] = {
     DType.U8: np.dtype(np.uint8),
     DType.BOOL: np.dtype(np.bool_),
 }
+
+_ITEMSIZE = {DType.TOKEN: 0, DType.BF16: 2} | {ours: theirs.itemsize for ours, theirs in _NUMPY.items()}
+
+
+@cache
+def _bfloat16() -> np.dtype:
+    import ml_dtypes  # a server that computes in native code never needs it
+
+    return np.dtype(ml_dtypes.bfloat16)
+
 
 _SAFETENSORS: dict[DType, str] = {
     DType.F32: "F32",
