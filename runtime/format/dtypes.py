@@ -80,7 +80,8 @@ _ITEMSIZE = {DType.TOKEN: 0, DType.BF16: 2} | {ours: theirs.itemsize for ours, t
 def _bfloat16() -> np.dtype:
     import ml_dtypes  # a server that computes in native code never needs it
 
-    return np.dtype(ml_dtypes.bfloat16)
+    dtype: np.dtype = np.dtype(ml_dtypes.bfloat16)
+    return dtype
 
 
 _SAFETENSORS: dict[DType, str] = {
