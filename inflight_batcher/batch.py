@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,8 +29,7 @@ _ROW_PARAMETERS: dict[str, type[np.generic]] = {
 }
 
 
-@dataclass(slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, eq=False):  # a Struct, like all that is made in every step: it is made without Python
     """Tokens ``start : start+count`` of a sequence. Its ``num_rows`` rows are for its last tokens.
 
     All rows score prompt tokens, but for the last one of a chunk that ``samples``.
@@ -49,8 +48,7 @@ class Chunk:
         return self.start + self.count
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(msgspec.Struct, eq=False):
     """What one step computes: chunks of sequences, and what must happen before."""
 
     chunks: list[Chunk]

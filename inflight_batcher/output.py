@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from .sampling_params import SamplingParams
 from .stop import StopStrings
 
@@ -96,8 +98,7 @@ class RequestOutput:
     metrics: RequestMetrics
 
 
-@dataclass(slots=True)
-class TokenEvent:
+class TokenEvent(msgspec.Struct):
     """News of one choice after a step: text and tokens that are new, and why it ended if it did."""
 
     request_id: str
@@ -162,7 +163,8 @@ class SequenceValues:
         elif self.finish_reason is None and last:
             self.finish_reason = "length"
         else:
-            self._keep(text)
+            if text:
+                self.pieces.append(text)
             return text
         text += self._flush(may_stop)
         self._keep(text)

@@ -137,36 +137,36 @@ class StepLoop:
 
     def _read(self, batch: Batch, outputs: StepOutputs) -> list[TokenEvent]:
         """Give each row's value to its sequence; take out the sequences that ended."""
-        events = []
+        events: list[TokenEvent] = []
         tokens = outputs.tokens.tolist()
         row = 0
         for chunk in batch.chunks:
             seq, first = chunk.seq, row
+            values = seq.values
             row += chunk.num_rows
             seq.in_flight -= 1
-            if seq.finished:
+            if values.finish_reason is not None:
                 continue
             scored = chunk.num_rows - chunk.samples
             if scored:
                 self._take_scores(chunk, outputs, first, scored)
             if chunk.samples:
-                events.append(self._take_token(seq, tokens[row - 1], outputs, row - 1))
+                request, token, logprobs = seq.request, tokens[row - 1], None
+                if request.metrics.first_token is None:
+                    request.metrics.first_token = time.monotonic()
+                asked = request.params.logprobs
+                if asked is not None:
+                    logprobs = self._logprobs(outputs, row - 1, token, asked)
+                text = values.append(token, len(values.token_ids) + 1 == request.max_tokens, logprobs)
+                events.append(
+                    TokenEvent(request.request_id, seq.index, text, (token,), values.finish_reason, values.stop_reason)
+                )
             elif not seq.generates and chunk.end == seq.limit:
-                seq.values.finish("length")
+                values.finish("length")
                 events.append(TokenEvent(seq.request.request_id, seq.index, "", (), "length"))
             if seq.values.finish_reason is not None:
                 self._retire(seq)
         return events
-
-    def _take_token(self, seq: Sequence, token: int, outputs: StepOutputs, row: int) -> TokenEvent:
-        request, values = seq.request, seq.values
-        if request.metrics.first_token is None:
-            request.metrics.first_token = time.monotonic()
-        asked = request.params.logprobs
-        logprobs = None if asked is None else self._logprobs(outputs, row, token, asked)
-        last = len(values.token_ids) + 1 == request.max_tokens
-        text = values.append(token, last, logprobs)
-        return TokenEvent(request.request_id, seq.index, text, (token,), values.finish_reason, values.stop_reason)
 
     def _take_scores(self, chunk: Chunk, outputs: StepOutputs, row: int, scored: int) -> None:
         """Log-probabilities or logits of prompt positions; row i belongs to the chunk's position ``first + i``."""

@@ -152,7 +152,8 @@ class EngineFile:
 
     def weights_file(self) -> WeightsFile:
         """Where all weights lie in the file, with their hashes while nobody has checked them to the end."""
-        pending = self._checks and not any(check.complete for check in self._checks)
+        checks = list(self._checks)
+        pending = checks and not any(check.complete for check in checks)
         with about(self.path):
             digests = self._digests() if pending else b""
         return WeightsFile(self._fd, self._header.weights_start, self._header.file_size, digests)
@@ -193,21 +194,28 @@ class EngineFile:
 
     def wait_verified(self, timeout: float | None = None) -> bool:
         """Wait for the background check (seconds); returns whether it is complete. Raises if it found damage."""
-        done = not self._checks or self._checks[-1].wait(timeout) or any(check.complete for check in self._checks)
+        checks = list(self._checks)
+        done = not checks or checks[-1].wait(timeout) or any(check.complete for check in checks)
         self.raise_problems()
         return done
 
     @property
     def problems(self) -> list[str]:
         """What the check of the weights has found so far."""
-        for check in self._checks:
+        checks = list(self._checks)
+        complete = any(check.complete for check in checks)
+        for check in checks:
             for span in check.damage():
                 self._report(*span)
+        if complete:
+            self._checks.clear()  # nothing more can come
         return self._problems
 
     def raise_problems(self) -> None:
         """Raise EngineFormatError if the background check has found damage."""
-        if self._checks and self.problems:
+        if not self._checks and not self._problems:
+            return
+        if self.problems:
             raise EngineFormatError(f"{self.path}: {self._problems[0]}; copy or build the engine again")
 
     def close(self) -> None:

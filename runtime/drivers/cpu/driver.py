@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,17 +22,16 @@ from .weights import WeightPlace, Weights, place_weights
 _MEMORY, _INPUT = 0, 1
 
 
-class FinishedStep:
+class FinishedStep(msgspec.Struct, eq=False):
     """A step that is complete: at depth 1, ``execute`` returns when the step has run."""
 
-    def __init__(self, outputs: StepOutputs) -> None:
-        self._outputs = outputs
+    outputs: StepOutputs
 
     def done(self) -> bool:
         return True
 
     def result(self) -> StepOutputs:
-        return self._outputs
+        return self.outputs
 
 
 class CpuDriver:
