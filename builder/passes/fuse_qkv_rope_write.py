@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...runtime.format.dtypes import DType
 from ..graph import Graph, Node, Value
 from ..ops.fused import KVWrite, PagedAttention, QKVRopeWrite, RMSNorm, Rope
-from .match import producer, slice_of, through_views
+from .match import below_views, producer, slice_of, through_views
 from .rewriting import Sweep, sweep
 
 
@@ -79,11 +79,11 @@ def _fuse(s: Sweep, write: Node, attention: Node) -> list[Value] | None:
 
 
 def _head(value: Value) -> _Head | None:
-    """slice -> view as heads -> [rms_norm] -> [rope]."""
+    """slice -> view as heads -> [rms_norm] -> [rope]. A single head may lack its axis in between."""
     rope = producer(value, Rope)
     if rope is not None:
         value = rope.inputs[0]
-    norm = producer(value, RMSNorm)
+    norm = producer(below_views(value), RMSNorm)
     if norm is not None:
         value = norm.inputs[0]
     source = slice_of(through_views(value))

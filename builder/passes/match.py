@@ -61,6 +61,17 @@ def through_views(value: Value) -> Value:
     return value
 
 
+def below_views(value: Value) -> Value:
+    """The value below reshapes that keep the last axis."""
+    while (
+        value.node is not None
+        and isinstance(value.node.op, Reshape)
+        and value.node.inputs[0].type.shape[-1:] == value.type.shape[-1:]
+    ):
+        value = value.node.inputs[0]
+    return value
+
+
 def last_axis(value: Value, axis: int) -> bool:
     return axis % value.type.rank == value.type.rank - 1
 

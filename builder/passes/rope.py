@@ -13,7 +13,7 @@ from ..graph import Graph, Node, Value
 from ..ops.elementwise import Binary, Cast
 from ..ops.fused import Rope, RopeTable
 from ..ops.generic import Concat, Reshape
-from .match import concat_of, either_order, is_vector, slice_of, times_scalar, unary
+from .match import below_views, concat_of, either_order, is_vector, slice_of, times_scalar, unary
 from .rewriting import Sweep, sweep
 
 
@@ -45,21 +45,24 @@ def _rotation(s: Sweep, node: Node, tables: dict[tuple[Value, float], list[Value
     for first, second in either_order(node.outputs[0], "add"):
         for x, cos_factor in either_order(first, "mul"):
             cos = _match_table(s.graph, cos_factor)
-            if cos is None or cos.kind != "cos" or x.type.rank != 3 or x.type.dtype != DType.F32:
+            if cos is None or cos.kind != "cos" or x.type.rank not in (2, 3) or x.type.dtype != DType.F32:
                 continue
             for turned, sin_factor in either_order(second, "mul"):
                 sin = _match_table(s.graph, sin_factor)
                 if sin != _Table("sin", cos.inv_freq, cos.scale) or not _is_rotate_half(turned, x):
                     continue
-                dim = x.type.shape[-1]
-                places = ((x.type.shape[0], 1, dim), (1, dim))
+                tokens, dim = x.type.shape[0], x.type.shape[-1]
+                # A single head has lost its axis.
+                places = ((tokens, 1, dim), (1, dim)) if x.type.rank == 3 else ((tokens, dim), (1, dim))
                 if cos_factor.type.shape not in places or sin_factor.type.shape not in places or dim != _dim(cos):
                     continue
                 table = tables.get((cos.inv_freq, cos.scale))
                 if table is None:
                     table = _make_table(s, cos)
                     tables[cos.inv_freq, cos.scale] = table
-                return [s.emit(Rope(_dim(cos)), x, *table)]
+                heads = x.type.shape[1] if x.type.rank == 3 else 1
+                rotated = s.emit(Rope(_dim(cos)), s.view(x, (tokens, heads, dim)), *table)
+                return [s.view(rotated, x.type.shape)]
     return None
 
 
@@ -94,13 +97,13 @@ def _is_rotate_half(value: Value, x: Value) -> bool:
 
 def _match_table(graph: Graph, value: Value) -> _Table | None:
     """Read a factor of the rotation back to positions and inv_freq, through views and scaling."""
-    value, outer = times_scalar(graph, _below_views(value))
-    value, inner = _below_views(value), 1.0
+    value, outer = times_scalar(graph, below_views(value))
+    value, inner = below_views(value), 1.0
     parts = concat_of(value)
     if parts is not None:  # concat(cos(a), cos(a))
         if len(parts) != 2 or parts[0] is not parts[1]:
             return None
-        value, inner = times_scalar(graph, _below_views(parts[0]))
+        value, inner = times_scalar(graph, below_views(parts[0]))
     for kind in ("cos", "sin"):
         angle = unary(value, kind)
         if angle is None:
@@ -112,12 +115,12 @@ def _match_table(graph: Graph, value: Value) -> _Table | None:
 
 def _match_angle(graph: Graph, angle: Value, repeated: bool) -> Value | None:
     """inv_freq, if ``angle`` is positions * inv_freq (each twice, side by side, when ``repeated``)."""
-    angle = _below_views(angle)
+    angle = below_views(angle)
     if repeated:
         parts = concat_of(angle)
         if parts is None or len(parts) != 2 or parts[0] is not parts[1]:
             return None
-        angle = _below_views(parts[0])
+        angle = below_views(parts[0])
     for positions, inv_freq in either_order(angle, "mul"):
         half = angle.type.shape[-1]
         if is_vector(inv_freq, half) and positions.type.shape[-1:] == (1,) and _is_positions(graph, positions):
@@ -132,17 +135,6 @@ def _is_positions(graph: Graph, value: Value) -> bool:
             return False
         value = value.node.inputs[0]
     return value is graph.inputs[1]
-
-
-def _below_views(value: Value) -> Value:
-    """Through views that keep the last axis."""
-    while (
-        value.node is not None
-        and isinstance(value.node.op, Reshape)
-        and value.node.inputs[0].type.shape[-1:] == value.type.shape[-1:]
-    ):
-        value = value.node.inputs[0]
-    return value
 
 
 def _partial(s: Sweep, node: Node) -> list[Value] | None:

@@ -33,8 +33,8 @@ from tests.models import reference_logits
 REFERENCE = KernelRegistry(REFERENCE_KERNELS)
 
 
-def lowered(family: str, **settings: object) -> Lowered:
-    graph = optimize(imported(family, kv_heads=2, **settings), PassOptions(DType.BF16, RANGES))
+def lowered(family: str, kv_heads: int | str = 2, **settings: object) -> Lowered:
+    graph = optimize(imported(family, kv_heads=kv_heads, **settings), PassOptions(DType.BF16, RANGES))
     return lower(graph, Target("reference"), REFERENCE, RANGES)
 
 
@@ -49,11 +49,12 @@ def test_equal_layers_share_kernels() -> None:
     assert states == [4, 0, 0, 1, 1, 2, 2, 3, 3, 4]
 
 
-def test_every_family_is_fully_fused() -> None:
+@pytest.mark.parametrize("kv_heads", [1, 2, "all"])
+def test_every_family_is_fully_fused(kv_heads: int | str) -> None:
     """What a Llama-like model may launch; anything else is a pattern that a pass should have taken."""
     fused = {"resolve_tokens", "rope_table", "embedding", "gemm", "qkv_rope_write", "paged_attention"}
     for family in ("llama", "llama-llama3", "llama-yarn", "llama-linear", "llama-dynamic", "qwen2", "qwen3", "mistral"):
-        plan = lowered(family).plan
+        plan = lowered(family, kv_heads).plan
         assert {k.op for k in plan.kernels} == fused | {"gather_rows", "sample"}, family
         assert len(plan.launches) == 3 + 2 * 6 + 3
 
