@@ -38,7 +38,7 @@ _ROPE: dict[str, dict[str, Any]] = {
 }
 
 #: Every family that the front end must get right.
-FAMILIES = ("llama", *_ROPE, "qwen2", "qwen3", "mistral")
+FAMILIES = ("llama", *_ROPE, "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3")
 
 _TEXT = (
     "The quick brown fox jumps over the lazy dog. What is gravity? Gravity is a force by which "
@@ -87,7 +87,7 @@ def tiny_config(family: str, *, kv_heads: int | str = 2, **config: Any) -> Any:
     """The transformers config of a tiny ``family`` model."""
     from transformers import AutoConfig
 
-    model_type = "llama" if family in _ROPE else family
+    model_type = "llama" if family in _ROPE else {"gemma3": "gemma3_text"}.get(family, family)
     heads = config.get("num_attention_heads", 4)
     settings: dict[str, Any] = {
         "hidden_size": 64,
@@ -108,8 +108,16 @@ def tiny_config(family: str, *, kv_heads: int | str = 2, **config: Any) -> Any:
         settings["rope_parameters"] = {"rope_theta": 10000.0, **_ROPE[family]}
     if family == "llama-dynamic":
         settings["max_position_embeddings"] = 64
-    if family == "mistral":
+    if family in ("mistral", "gemma2", "gemma3"):
         settings["sliding_window"] = 12
+    if family in ("gemma2", "gemma3"):
+        settings["layer_types"] = ["sliding_attention", "full_attention"]
+        settings["query_pre_attn_scalar"] = 24
+    if family == "gemma3":
+        settings["rope_parameters"] = {
+            "full_attention": {"rope_theta": 1000000.0, "rope_type": "default"},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+        }
     settings.update(config)
     return AutoConfig.for_model(model_type, **settings)
 

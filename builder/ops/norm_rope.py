@@ -18,22 +18,31 @@ from .checks import constant_dim, need, need_count, need_float, need_rank
 @register
 @dataclass(frozen=True)
 class RMSNorm(Op):
-    """(x [...,N], w f32[N]) -> dtype [...,N]: x * rsqrt(mean(x^2) + eps) * w, in fp32 (sum of squares in fp32)."""
+    """(x [...,N], w f32[N], [residual f32[...,N]]) -> dtype [...,N].
+
+    x * rsqrt(mean(x^2) + eps) * w (+ residual), in fp32 (sum of squares in fp32).
+    """
 
     name: ClassVar[str] = "rms_norm"
     eps: float
     dtype: DType
+    residual: bool = False
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        need_count(self.name, inputs, 2)
-        x, w = inputs
+        need_count(self.name, inputs, 2 + self.residual)
+        x, w = inputs[:2]
         need_float(self.name, "x", x)
         need_rank(self.name, "x", x, 1)
         need(self.name, "w", w, DType.F32, (constant_dim(self.name, x, -1),))
+        if self.residual:
+            need(self.name, "residual", inputs[2], DType.F32, x.shape)
         return (TensorType(self.dtype, x.shape),)
 
     def reference(self, ctx: StepContext, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
-        return ((rms_normalised(inputs[0], self.eps) * f32(inputs[1])).astype(self.dtype.numpy),)
+        y = rms_normalised(inputs[0], self.eps) * f32(inputs[1])
+        if self.residual:
+            y = y + inputs[2]
+        return (y.astype(self.dtype.numpy),)
 
 
 @register

@@ -25,6 +25,7 @@ from . import (
     gemm_prologue,
     linear_to_gemm,
     merge_qkv,
+    norm_residual,
     precision,
     rms_norm,
     rope,
@@ -95,6 +96,8 @@ PASSES: tuple[Pass, ...] = (
     Pass("gemm_epilogue", _plain(gemm_epilogue.apply)),
     # Reads slices of the merged projection.
     Pass("fuse_qkv_rope_write", _plain(fuse_qkv_rope_write.apply)),
+    # Norms that are left stand after a block; those before one, and on heads, have been taken in above.
+    Pass("norm_residual", _plain(norm_residual.apply)),
     # Token ids and sampling at the edges: nothing above needs to know them.
     Pass("step_edges", lambda graph, options: step_edges.apply(graph, options.ranges)),
     # Types last: every pass above is exact in fp32 and can be checked closely.

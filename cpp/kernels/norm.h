@@ -31,7 +31,7 @@ PELTON_INLINE F32 rms_values(const T* x, const float* weight, float scale, int64
   return (load_n(x + i, n) * splat(scale)) * load_n(weight + i, n);
 }
 
-// args: x, weight, out. C: In, Out, kN, kEps.
+// args: x, weight, (residual), out. C: In, Out, kN, kEps, kResidual.
 template <class C>
 PELTON_INLINE void rms_norm(void* const* args, pelton_worker* worker, int64_t rows) {
   using In = typename C::In;
@@ -39,12 +39,15 @@ PELTON_INLINE void rms_norm(void* const* args, pelton_worker* worker, int64_t ro
   const float* weight = static_cast<const float*>(args[1]);
   const Range mine = share(rows, worker);
   for (int64_t row = mine.begin; row < mine.end; ++row) {
-    const In* x = static_cast<const In*>(args[0]) + row * C::kN;
-    Out* out = static_cast<Out*>(args[2]) + row * C::kN;
+    const int64_t at = row * C::kN;
+    const In* x = static_cast<const In*>(args[0]) + at;
+    Out* out = static_cast<Out*>(args[C::kResidual ? 3 : 2]) + at;
     const float scale = rms_scale(x, C::kN, C::kEps);
     for (int64_t i = 0; i < C::kN; i += kLanes) {
       const int n = static_cast<int>(smaller<int64_t>(C::kN - i, kLanes));
-      store_n(out + i, rms_values(x, weight, scale, i, n), n);
+      F32 v = rms_values(x, weight, scale, i, n);
+      if constexpr (C::kResidual) v += load_n(static_cast<const float*>(args[2]) + at + i, n);
+      store_n(out + i, v, n);
     }
   }
 }

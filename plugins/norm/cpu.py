@@ -30,7 +30,7 @@ class CpuRMSNorm:
         config = cpp_config(
             f"{symbol}_config",
             {"In": cpp_type(x.dtype), "Out": cpp_type(op.dtype)},
-            {"kN": constant(x.shape[-1]), "kEps": op.eps},
+            {"kN": constant(x.shape[-1]), "kEps": op.eps, "kResidual": op.residual},
         )
         body = f"pelton::rms_norm<{symbol}_config>(args, worker, {cpp_count(x.shape[:-1])});"
         return cpp_kernel(symbol, "norm.h", body, config)

@@ -28,7 +28,7 @@ from pelton.runtime.format.weight_eval import evaluate
 from tests.builder.feeder import Feeder
 from tests.builder.snippets import snippet
 from tests.builder.tiny_engines import RANGES, imported, tiny_checkpoint, tiny_engine
-from tests.models import reference_logits
+from tests.models import FAMILIES, reference_logits
 
 REFERENCE = KernelRegistry(REFERENCE_KERNELS)
 
@@ -53,10 +53,13 @@ def test_equal_layers_share_kernels() -> None:
 def test_every_family_is_fully_fused(kv_heads: int | str) -> None:
     """What a Llama-like model may launch; anything else is a pattern that a pass should have taken."""
     fused = {"resolve_tokens", "rope_table", "embedding", "gemm", "qkv_rope_write", "paged_attention"}
-    for family in ("llama", "llama-llama3", "llama-yarn", "llama-linear", "llama-dynamic", "qwen2", "qwen3", "mistral"):
+    norms_after_blocks = {"gemma2": 4, "gemma3": 4}
+    for family in FAMILIES:
         plan = lowered(family, kv_heads).plan
-        assert {k.op for k in plan.kernels} == fused | {"gather_rows", "sample"}, family
-        assert len(plan.launches) == 3 + 2 * 6 + 3
+        norms, tables = norms_after_blocks.get(family, 0), 2 if family == "gemma3" else 1
+        assert {k.op for k in plan.kernels} - {"rms_norm"} == fused | {"gather_rows", "sample"}, family
+        assert sum(plan.kernels[launch.kernel].op == "rms_norm" for launch in plan.launches) == norms, family
+        assert len(plan.launches) == 2 + tables + 2 * 6 + norms + 3, family
 
 
 def test_symbols_do_not_depend_on_the_model() -> None:

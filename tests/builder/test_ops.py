@@ -105,6 +105,9 @@ TYPES: list[tuple[Op, str, str]] = [
     (RMSNorm(1e-5, BF16), "f32[T,2,8] f32[8]", "bf16[T,2,8]"),
     (RMSNorm(1e-5, F32), "f32[T,8] f32[4]", "shape [8]"),
     (RMSNorm(1e-5, F32), "i32[T,8] f32[8]", "float"),
+    (RMSNorm(1e-5, F32, residual=True), "bf16[T,8] f32[8] f32[T,8]", "f32[T,8]"),
+    (RMSNorm(1e-5, F32, residual=True), "f32[T,8] f32[8] f32[8]", "shape [T,8]"),
+    (RMSNorm(1e-5, F32, residual=True), "f32[T,8] f32[8]", "3"),
     (RopeTable(), "i32[T] f32[4]", "f32[T,4] f32[T,4]"),
     (RopeTable(), "f32[T] f32[4]", "must be i32"),
     (Rope(8), "f32[T,2,8] f32[T,4] f32[T,4]", "f32[T,2,8]"),
@@ -285,6 +288,7 @@ def test_rms_norm() -> None:
     expected = x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-3) * w
     np.testing.assert_allclose(one(RMSNorm(1e-3, F32), x, w), expected, rtol=2e-6)
     assert one(RMSNorm(1e-3, BF16), x, w).dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(one(RMSNorm(1e-3, F32, residual=True), x, w, x), one(RMSNorm(1e-3, F32), x, w) + x)
 
 
 def test_rope_table_rounds_the_angle_to_fp32() -> None:

@@ -1,4 +1,4 @@
-"""Every family of the Llama kind on the CPU target: logits against transformers, fed in every way."""
+"""Every family on the CPU target: logits against transformers, fed in every way."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", {"kv_heads": 2}),
     ("qwen3", {"kv_heads": 1}),
     ("mistral", {"kv_heads": 2}),
+    ("gemma", {"kv_heads": 1}),
+    ("gemma2", {"kv_heads": 2}),
+    ("gemma3", {"kv_heads": 1}),
 ]
 LENGTH = 100  # = max_seq_len, so that dynamic rope scaling has one factor on both sides
 

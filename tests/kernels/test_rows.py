@@ -55,6 +55,17 @@ def test_rms_norm(n: int, x: DType, out: DType, sku: str) -> None:
 
 
 @SKUS
+def test_rms_norm_with_residual_is_norm_and_sum(sku: str) -> None:
+    rng = np.random.default_rng(0)
+    x, weight, residual = (random_array(rng, shape, F32, 3.0) for shape in ((17, 37), (37,), (17, 37)))
+    type_, vector = TensorType(F32, ("T", 37)), TensorType(F32, (37,))
+    norm = compiled(make_call(RMSNorm(1e-5, F32), type_, vector), sku)
+    fused = compiled(make_call(RMSNorm(1e-5, F32, residual=True), type_, vector, type_), sku)
+    (got,) = fused(x, weight, residual, step=Inputs(17), workers=2)
+    assert bits(got) == bits(norm(x, weight, step=Inputs(17))[0] + residual)
+
+
+@SKUS
 def test_rope_table_is_accurate_to_a_million_positions(sku: str) -> None:
     frequency = (10000.0 ** -(np.arange(21) / 21)).astype(np.float32)
     positions = np.concatenate([np.arange(200), np.linspace(200, 1_000_000, 500).astype(np.int64)]).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Fusion: gated_mlp, merge_qkv, linear_to_gemm, gemm_prologue, gemm_epilogue, fuse_qkv_rope_write."""
+"""Fusion: gated_mlp, merge_qkv, linear_to_gemm, gemm_prologue, gemm_epilogue, fuse_qkv_rope_write, norm_residual."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pelton.builder.passes import (
     gemm_prologue,
     linear_to_gemm,
     merge_qkv,
+    norm_residual,
 )
 from tests.builder.passes.rewrites import check, unchanged
 
@@ -198,6 +199,41 @@ def test_projections_of_different_inputs_stay_apart() -> None:
     )
 
 
+AFTER = (
+    X
+    + """
+weight %w: f32[8] = source("w", f32[8])
+%n: f32[T,8] = rms_norm(%x, %w) {"eps": 0.0009765625, "dtype": "f32", "residual": false}
+"""
+)
+
+
+@pytest.mark.parametrize("order", ["%x, %n", "%n, %x"])
+def test_norm_residual(order: str) -> None:
+    before = AFTER + f'%y: f32[T,8] = binary({order}) {{"kind": "add"}}\noutput %y'
+    fused = (
+        X
+        + """
+    weight %w: f32[8] = source("w", f32[8])
+    %y: f32[T,8] = rms_norm(%x, %w, %x) {"eps": 0.0009765625, "dtype": "f32", "residual": true}
+    output %y"""
+    )
+    check(norm_residual.apply, before, fused, bound=0)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        '%y: f32[T,8] = binary(%x, %n) {"kind": "sub"}\noutput %y',
+        '%y: f32[T,8] = binary(%n, %n) {"kind": "add"}\noutput %y',
+        '%y: f32[T,8] = binary(%n, %w) {"kind": "add"}\noutput %y',  # another shape
+        '%y: f32[T,8] = binary(%x, %n) {"kind": "add"}\noutput %y\noutput %n',  # the norm is read elsewhere
+    ],
+)
+def test_what_is_no_residual_of_a_norm(rest: str) -> None:
+    unchanged(norm_residual.apply, AFTER + rest)
+
+
 FUSED = (
     '{"state": "kv.0", "heads": 2, "kv_heads": 1, "head_dim": 4, "rotary_dim": 4, "interleaved": false,'
     ' "qk_norm": NORM, "qk_eps": EPS, "compute": "f32", "kv_dtype": "f32"}'
@@ -224,8 +260,8 @@ def test_fuse_qkv_rope_write() -> None:
 NORMS = """
 weight %qn: f32[4] = source("qn", f32[4])
 weight %kn: f32[4] = source("kn", f32[4])
-%qi: f32[T,2,4] = rms_norm(%qh, %qn) {"eps": 0.001953125, "dtype": "f32"}
-%ki: f32[T,1,4] = rms_norm(%kh, %kn) {"eps": KEPS, "dtype": "f32"}
+%qi: f32[T,2,4] = rms_norm(%qh, %qn) {"eps": 0.001953125, "dtype": "f32", "residual": false}
+%ki: f32[T,1,4] = rms_norm(%kh, %kn) {"eps": KEPS, "dtype": "f32", "residual": false}
 """
 
 
@@ -305,7 +341,7 @@ def test_gemm_prologue_is_done_by_each_reader() -> None:
         gemm_prologue.apply,
         GEMM
         + f"""
-        %i: f32[T,8] = rms_norm(%x, %n) {{"eps": 0.5, "dtype": "f32"}}
+        %i: f32[T,8] = rms_norm(%x, %n) {{"eps": 0.5, "dtype": "f32", "residual": false}}
         %y: f32[T,6] = gemm(%i, %w) {gemm()}
         %z: f32[T,6] = gemm(%i, %w) {gemm(scale=2.0)}
         %o: f32[T,6] = binary(%y, %z) {{"kind": "add"}}
@@ -325,7 +361,7 @@ def test_norm_with_another_reader_is_stored() -> None:
         gemm_prologue.apply,
         GEMM
         + f"""
-        %i: f32[T,8] = rms_norm(%x, %n) {{"eps": 0.5, "dtype": "f32"}}
+        %i: f32[T,8] = rms_norm(%x, %n) {{"eps": 0.5, "dtype": "f32", "residual": false}}
         %y: f32[T,6] = gemm(%i, %w) {gemm()}
         output %y
         output %i""",

@@ -29,7 +29,7 @@ NORMED = (
     X
     + """
 weight %w: f32[8] = source("w", f32[8])
-%y: f32[T,8] = rms_norm(%x, %w) {"eps": 0.0009765625, "dtype": "f32"}
+%y: f32[T,8] = rms_norm(%x, %w) {"eps": 0.0009765625, "dtype": "f32", "residual": false}
 output %y"""
 )
 NORM_FORMS = {
@@ -278,7 +278,7 @@ def test_gather_rows() -> None:
         weight %w: f32[8] = source("w", f32[8])
         weight %head: f32[5,8] = source("head", f32[5,8])
         %y: f32[T,8] = unary(%x) {"kind": "silu"}
-        %n: f32[T,8] = rms_norm(%y, %w) {"eps": 1e-05, "dtype": "f32"}
+        %n: f32[T,8] = rms_norm(%y, %w) {"eps": 1e-05, "dtype": "f32", "residual": false}
         %l: f32[T,5] = linear(%n, %head) {"bias": false}
         %o: f32[1,T,5] = reshape(%l) {"shape": [1, "T", 5]}
         output %o"""
@@ -300,7 +300,7 @@ def test_rows_read_elsewhere_stay_whole() -> None:
         + X
         + """
         weight %w: f32[8] = source("w", f32[8])
-        %n: f32[T,8] = rms_norm(%x, %w) {"eps": 1e-05, "dtype": "f32"}
+        %n: f32[T,8] = rms_norm(%x, %w) {"eps": 1e-05, "dtype": "f32", "residual": false}
         %h: f32[T,2,4] = reshape(%n) {"shape": ["T", 2, 4]}
         %k: f32[T,1,4] = slice(%h) {"axis": 1, "start": 0, "stop": 1, "step": 1}
         %t: token[] = kv_write(%k, %k) {"state": "kv.0", "kv_heads": 1, "head_dim": 4, "dtype": "f32"}

@@ -156,7 +156,7 @@ def test_precision() -> None:
     weight %w: {W}[8,8]@panel16 = {P}
     weight %n: f32[8] = source("n", f32[8])
     %x: f32[T,8] = embedding(%token_ids, %e) {{"dtype": "f32", "scale": 1.0}}
-    %i: {H}[T,8] = rms_norm(%x, %n) {{"eps": 0.5, "dtype": "{H}"}}
+    %i: {H}[T,8] = rms_norm(%x, %n) {{"eps": 0.5, "dtype": "{H}", "residual": false}}
     %a: {H}[T,8] = gemm(%i, %w) {A}
     %b: f32[T,8] = gemm(%a, %w, %x) {B}
     %c: f32[T,8] = gemm(%b, %w, %b) {B}
