@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ..runtime.errors import BuildError
+from ..runtime.errors import BuildError, CheckpointError, EngineFormatError
 from ..runtime.format.container import EngineWriter
-from ..runtime.format.manifest import SCHEMA, Manifest, TargetEntry
+from ..runtime.format.manifest import SCHEMA, Manifest, TargetEntry, decode_manifest, encode_manifest
 from ..runtime.format.plan import encode_plan
 from ..runtime.format.refit import WEIGHTS, encode_expressions
 from ..runtime.format.weight_eval import evaluate_chunks
@@ -98,7 +98,7 @@ def build(
         if tokenizer is None:
             notes.append("the checkpoint has no tokenizer: the engine takes and gives token ids only")
         notes += _generic_notes(lowered)
-        info = model_info(checkpoint, tokenizer, precision)
+        info = model_info(checkpoint, tokenizer, precision, ranges.max_seq_len)
         manifest = Manifest(
             schema=SCHEMA,
             pelton_version=VERSION,
@@ -108,6 +108,7 @@ def build(
             provenance=provenance,
             notes=tuple(notes),
         )
+        _check_readable(manifest, checkpoint)
         reported = [(t, _registry_for(t, registry), lowered[str(t)]) for t in targets]
         sections = _sections(lowered, code, tokenizer, build_report(reported, notes))
         _write(out, manifest, sections, lowered, checkpoint, graph, options, bar)
@@ -155,6 +156,14 @@ def _provenance(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, str]
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,
     }
+
+
+def _check_readable(manifest: Manifest, checkpoint: Checkpoint) -> None:
+    """The bounds of a manifest's fields hold only for a reader, so read it before anything is written."""
+    try:
+        decode_manifest(encode_manifest(manifest))
+    except EngineFormatError as error:
+        raise CheckpointError(f"{checkpoint.path}: a config says what no engine can hold: {error}") from error
 
 
 def _generic_notes(lowered: dict[str, Lowered]) -> list[str]:

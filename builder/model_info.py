@@ -14,8 +14,11 @@ from .tokenizer_closure import end_ids
 _SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample")
 
 
-def model_info(checkpoint: Checkpoint, tokenizer: bytes | None, precision: DType) -> ModelInfo:
-    """ModelInfo of a checkpoint; raises CheckpointError where the config lacks what every decoder has."""
+def model_info(checkpoint: Checkpoint, tokenizer: bytes | None, precision: DType, max_seq_len: int) -> ModelInfo:
+    """ModelInfo of a checkpoint; raises CheckpointError where the config lacks what every decoder has.
+
+    ``max_seq_len``: the engine's longest sequence, which stands for the model's where its config names none.
+    """
     config = checkpoint.config
     heads = _integer(config, "num_attention_heads")
     hidden = _integer(config, "hidden_size")
@@ -37,11 +40,11 @@ def model_info(checkpoint: Checkpoint, tokenizer: bytes | None, precision: DType
         num_heads=heads,
         num_kv_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=int(config.get("head_dim") or hidden // heads),
-        max_position_embeddings=int(config.get("max_position_embeddings") or 0),
+        max_position_embeddings=max_positions(config) or max_seq_len,
         dtype=precision,
         eos_token_ids=ends,
-        bos_token_id=_optional_id(config, generation, "bos_token_id"),
-        pad_token_id=_optional_id(config, generation, "pad_token_id"),
+        bos_token_id=_optional_id(config, generation, "bos_token_id", vocabulary),
+        pad_token_id=_optional_id(config, generation, "pad_token_id", vocabulary),
         generation_defaults=defaults,
     )
 
@@ -79,6 +82,8 @@ def _integer(config: dict[str, Any], key: str) -> int:
     return value
 
 
-def _optional_id(config: dict[str, Any], generation: dict[str, Any], key: str) -> int | None:
+def _optional_id(config: dict[str, Any], generation: dict[str, Any], key: str, vocabulary: int) -> int | None:
+    """A token id, or None where the configs name none: -1 and the like are common spellings of that."""
     value = generation.get(key, config.get(key))
-    return value if isinstance(value, int) else None
+    is_id = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocabulary
+    return value if is_id else None

@@ -144,6 +144,7 @@ CHECKPOINTS: list[tuple[str, Edit, tuple[str, ...]]] = [
     ("unknown activation", config(hidden_act="bogus"), ("bogus",)),
     ("padding outside", config(pad_token_id=5000), ("Padding_idx",)),
     ("end token outside", text("generation_config.json", '{"eos_token_id": [9999]}'), ("eos_token_id", "9999", "300")),
+    ("default not a number", text("generation_config.json", '{"top_p": NaN}'), ("config", "generation_defaults")),
     ("tokenizer", text("tokenizer.json", "{"), ("tokenizer.json", "complete")),
     ("chat template", text("chat_template.jinja", "{% if %}"), ("chat template", "line 1")),
 ]
@@ -170,6 +171,18 @@ def _check_bad_checkpoint(source: Path, edit: Edit, parts: tuple[str, ...], tmp_
     edit(checkpoint)
     with nothing_left(tmp_path) as out:
         check_refused(run(checkpoint, "-o", out), *parts)
+
+
+def test_ids_and_lengths_that_a_config_leaves_open(tiny: Any, tmp_path: Path) -> None:
+    """No longest sequence, no padding (-1) and a beginning that is not an id: the engine can be opened."""
+    checkpoint = Path(shutil.copytree(tiny("llama"), tmp_path / "checkpoint"))
+    config(max_position_embeddings=..., pad_token_id=-1)(checkpoint)
+    text("generation_config.json", '{"bos_token_id": true, "eos_token_id": 2}')(checkpoint)
+    pelton.build(checkpoint, tmp_path / "m.engine", max_seq_len=48, golden=False)
+    with EngineFile.open(tmp_path / "m.engine") as engine:
+        model = engine.manifest.model
+        assert model.max_position_embeddings == 48
+        assert (model.bos_token_id, model.pad_token_id) == (None, None)
 
 
 def test_no_such_checkpoint(tmp_path: Path, run: Run) -> None:
