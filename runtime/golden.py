@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .drivers.base import Driver
+from .errors import DriverError, EngineFormatError
 from .format.dtypes import DType
 from .format.plan import Plan
 from .step import FROM_HISTORY, NO_FORCED, SamplingInputs, StepInputs
@@ -77,7 +78,7 @@ def prompt_logits(driver: Driver, token_ids: list[int]) -> NDArray[np.float32]:
     )
     logits = driver.execute(inputs).result().logits
     if logits is None:
-        raise RuntimeError("the driver returned no logits although they were asked for")
+        raise DriverError("the driver returned no logits although they were asked for")
     return logits
 
 
@@ -87,8 +88,26 @@ def allocate_for(driver: Driver, tokens: int) -> None:
     driver.allocate(tuple(blocks for _ in driver.plan.kv_groups), 1)
 
 
+def _contradiction(golden: GoldenVectors, plan: Plan) -> str:
+    """What in the vectors no build of this plan writes; empty if nothing."""
+    ranges, count = plan.ranges, len(golden.token_ids)
+    most = min(ranges.max_logits_rows, ranges.max_num_tokens, ranges.max_seq_len)
+    if not 0 < count <= most or len(golden.rows) > count:
+        return f"{count} tokens and {len(golden.rows)} rows where at most {most} are possible"
+    if any(not row.ids or len(row.ids) != len(row.logits) for row in golden.rows):
+        return "a row has not one value for each id"
+    known = range(plan.vocab_size)
+    strange = [i for ids in (golden.token_ids, *(row.ids for row in golden.rows)) for i in ids if i not in known]
+    return f"token id {strange[0]} in a vocabulary of {plan.vocab_size}" if strange else ""
+
+
 def check_golden(driver: Driver, golden: GoldenVectors, precision: DType) -> list[str]:
-    """Run the golden tokens on a fresh driver; returns what differs by more than the precision's tolerance."""
+    """Run the golden tokens on a fresh driver; returns what differs by more than the precision's tolerance.
+
+    Raises EngineFormatError for vectors that are not of this engine.
+    """
+    if wrong := _contradiction(golden, driver.plan):
+        raise EngineFormatError(f"section 'golden' is damaged: {wrong}; build the engine again")
     allocate_for(driver, len(golden.token_ids))
     logits = prompt_logits(driver, list(golden.token_ids))
     bound = TOLERANCE[precision] * golden.scale

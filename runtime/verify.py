@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from .drivers.cpu.driver import CpuDriver
 from .drivers.cpu.host import host_features
 from .format.container import EngineFile
@@ -47,7 +45,7 @@ def _golden_checks(engine: EngineFile, threads: int | None) -> Iterator[Check]:
     if not engine.has_section("golden"):
         yield Check("golden", "the engine has no golden vectors", skipped=True)
         return
-    golden = msgspec.json.decode(engine.section("golden"), type=GoldenVectors)
+    golden = engine.json_section("golden", GoldenVectors)
     features = host_features()
     for target in engine.manifest.targets:
         name = f"golden {target.key}"

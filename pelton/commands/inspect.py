@@ -58,7 +58,7 @@ def describe(engine: EngineFile) -> dict[str, Any]:
         "identity": engine.identity,
         "bytes": {"file": size, "weights": weights, "other": size - weights},
         "manifest": msgspec.to_builtins(engine.manifest),
-        "report": msgspec.json.decode(engine.section("report")) if engine.has_section("report") else {},
+        "report": _report(engine),
         "plans": {},
         "tensors": tensors,
     }
@@ -66,6 +66,32 @@ def describe(engine: EngineFile) -> dict[str, Any]:
         plan = engine.plan(target.key)
         document["plans"][target.key] = _plan_summary(engine, target.key, plan)
     return document
+
+
+class _Kernel(msgspec.Struct):
+    """What is shown of a kernel in the build report."""
+
+    kernel: str
+    launches: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    refused: dict[str, str]
+
+
+class _Target(msgspec.Struct):
+    kernels: tuple[_Kernel, ...]
+
+
+class _Report(msgspec.Struct):
+    targets: dict[str, _Target] = {}
+
+
+def _report(engine: EngineFile) -> dict[str, Any]:
+    """The build report with all that it says, once what is shown of it has been found in place."""
+    if not engine.has_section("report"):
+        return {}
+    engine.json_section("report", _Report)
+    return engine.json_section("report", dict[str, Any])
 
 
 def _plan_summary(engine: EngineFile, key: str, plan: Plan) -> dict[str, Any]:

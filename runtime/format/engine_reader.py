@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from ..errors import EngineFormatError
+from .decode import T, decoded
 from .dtypes import DType
 from .engine_header import PAD, SECTION
 from .engine_io import about, decode_section, open_file, pread, read_header
@@ -113,14 +114,17 @@ class EngineFile:
         with about(self.path):
             return self._section(name)
 
+    def json_section(self, name: str, kind: type[T]) -> T:
+        """A section of JSON as a value of this type. Raises EngineFormatError."""
+        data = self.section(name)
+        with about(self.path):
+            return decoded(f"section {name!r}", data, kind)
+
     def plan(self, key: str) -> Plan:
         """The launch plan of a target, decoded and checked for references out of bounds."""
         data = self._target_section("plan", key)
         with about(self.path):
-            try:
-                plan = decode_plan(data)
-            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                raise EngineFormatError(f"the plan of target {key!r} is damaged: {error}") from error
+            plan = decode_plan(data, f"the plan of target {key!r}")
             problems = check_plan(plan, self.tensors)
             if problems:
                 more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -262,10 +266,7 @@ class EngineFile:
             raise EngineFormatError(f"{self.path}: the engine has no tensor {name!r}") from None
 
     def _specs(self) -> dict[str, TensorSpec]:
-        try:
-            packed = msgspec.json.decode(self._section(TENSOR_LAYOUTS), type=dict[str, LayoutEntry])
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise EngineFormatError(f"section {TENSOR_LAYOUTS!r} is damaged: {error}") from error
+        packed = decoded(f"section {TENSOR_LAYOUTS!r}", self._section(TENSOR_LAYOUTS), dict[str, LayoutEntry])
         specs = {}
         for name, entry in self._header.tensors.items():
             if name.startswith((SECTION, PAD)):

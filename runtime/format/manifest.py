@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import EngineFormatError
+from .decode import decoded
 from .dtypes import DType
 from .plan import Ranges
 
@@ -76,10 +77,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def decode_manifest(data: bytes | str) -> Manifest:
     """Read a manifest. Raises EngineFormatError naming the field that is wrong."""
-    try:
-        manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise EngineFormatError(f"the manifest is damaged: {error}; rebuild the engine or copy it again") from error
+    manifest = decoded("the manifest", data, Manifest)
     if manifest.schema != SCHEMA:
         raise EngineFormatError(f"the manifest is damaged: it has schema {manifest.schema}, not {SCHEMA}")
     for field in msgspec.structs.fields(Ranges):

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from .decode import decoded
 from .dtypes import DType
 from .tensor_type import Dim
 
@@ -149,6 +150,6 @@ def encode_plan(plan: Plan) -> bytes:
     return msgspec.json.encode(plan, order="deterministic")
 
 
-def decode_plan(data: bytes | memoryview) -> Plan:
-    """Read a plan back; raises msgspec.ValidationError naming the offending field."""
-    return msgspec.json.decode(data, type=Plan)
+def decode_plan(data: bytes | memoryview, what: str = "the plan") -> Plan:
+    """Read a plan back; raises EngineFormatError that ``what`` is damaged, naming the field."""
+    return decoded(what, data, Plan)

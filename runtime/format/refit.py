@@ -31,10 +31,10 @@ def read_expressions(engine: EngineFile) -> dict[str, WeightExpr]:
     """The expression of each weight of an engine. Raises EngineFormatError if they do not give the stored types."""
     if not engine.has_section(WEIGHTS):
         raise EngineFormatError(f"{engine.path}: the engine does not say how its weights were made; build it again")
+    expressions = engine.json_section(WEIGHTS, dict[str, WeightExpr])
     try:
-        expressions = msgspec.json.decode(engine.section(WEIGHTS), type=dict[str, WeightExpr])
         types = {name: expr_type(expr) for name, expr in expressions.items()}
-    except (msgspec.MsgspecError, UnicodeError, RecursionError, BuildError) as error:
+    except (BuildError, RecursionError) as error:
         raise EngineFormatError(f"{engine.path}: section {WEIGHTS!r} is damaged: {error}") from error
     for name, type_ in types.items():
         spec = engine.tensors.get(name)

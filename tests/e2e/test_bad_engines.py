@@ -54,16 +54,57 @@ def test_a_folder_is_not_an_engine(tmp_path: Path, run: Run) -> None:
     check_refused(run("run", tmp_path, "hello", entry=main), "config.json is missing")
 
 
-def test_newer_schema(sound: bytes, tmp_path: Path, run: Run) -> None:
-    (tmp_path / "old").write_bytes(sound)
-    with EngineFile.open(tmp_path / "old") as engine:
+def rewritten(sound: bytes, path: Path, manifest: dict[str, Any] | None = None, **changes: bytes) -> Path:
+    """The sound engine with these sections and fields of the manifest instead, all hashes right."""
+    old = path.with_name("sound.engine")
+    old.write_bytes(sound)
+    with EngineFile.open(old) as engine:
         sections = {name: engine.section(name) for name in engine.sections if name not in ("hash_tree", "layouts")}
-        manifest = msgspec.structs.replace(engine.manifest, schema=engine.manifest.schema + 1, pelton_version="9.9")
         specs = list(engine.tensors.values())
-        with EngineWriter(tmp_path / "new", manifest, specs, sections) as writer:
+        fields = msgspec.structs.replace(engine.manifest, **manifest or {})
+        with EngineWriter(path, fields, specs, sections | changes) as writer:
             for spec in specs:
                 writer.write_tensor(spec.name, [engine.tensor(spec.name)])
-    check_engine_refused(tmp_path / "new", run, "schema", "9.9", "pip install -U pelton")
+    return path
+
+
+def test_newer_schema(sound: bytes, tmp_path: Path, run: Run) -> None:
+    path = rewritten(sound, tmp_path / "new", {"schema": 99, "pelton_version": "9.9"})
+    check_engine_refused(path, run, "schema", "9.9", "pip install -U pelton")
+
+
+GOLDEN: dict[str, Any] = {"token_ids": [5], "rows": [{"ids": [7], "logits": [1.0]}], "scale": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"{", "section 'golden' is damaged: "),
+        (b'{"token_ids": [1], "rows": [{}], "scale": 1}', "missing required field `ids`"),
+        ({"rows": [{"ids": [300], "logits": [1.0]}]}, "token id 300 in a vocabulary of 300"),
+        ({"rows": [{"ids": [-1], "logits": [1.0]}]}, "token id -1"),
+        ({"rows": [{"ids": [], "logits": []}]}, "not one value for each id"),
+        ({"rows": [{"ids": [1, 2], "logits": [1.0]}]}, "not one value for each id"),
+        ({"rows": GOLDEN["rows"] * 2}, "1 tokens and 2 rows"),
+        ({"token_ids": [], "rows": []}, "0 tokens"),
+        ({"token_ids": [-1]}, "token id -1"),
+        ({"token_ids": [5] * 300}, "300 tokens"),
+    ],
+)
+def test_impossible_golden_vectors(content: Any, part: str, sound: bytes, tmp_path: Path, run: Run) -> None:
+    golden = content if isinstance(content, bytes) else msgspec.json.encode(GOLDEN | content)
+    path = rewritten(sound, tmp_path / "m.engine", golden=golden)
+    status, _, err = run("verify", path, entry=main)
+    assert status == 2
+    assert part in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"targets": []}', b'{"targets": {"cpu": {"kernels": [{}]}}}'])
+def test_impossible_report(content: bytes, sound: bytes, tmp_path: Path, run: Run) -> None:
+    path = rewritten(sound, tmp_path / "m.engine", report=content)
+    for flags in ((), ("--json",)):
+        check_refused(run("inspect", path, *flags, entry=main), f"{path}: section 'report' is damaged", "again")
 
 
 def test_every_part_of_an_engine_is_guarded(sound: bytes, tmp_path: Path, run: Run) -> None:
