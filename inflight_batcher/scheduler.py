@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from bisect import insort
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ..runtime.errors import PeltonError, RequestError
 from ..runtime.format.plan import KVGroup, Ranges
@@ -39,6 +40,8 @@ class SchedulerConfig:
 
     def resolve(self, ranges: Ranges) -> SchedulerConfig:
         """Fill in the defaults; raises RequestError for what the engine cannot do or what could never start."""
+        capacity_policy = _choice("capacity_policy", CapacityPolicy, self.capacity_policy)
+        chunk_policy = _choice("chunk_policy", ChunkPolicy, self.chunk_policy)
         for name in ("max_batch_size", "max_num_tokens"):
             if not 0 <= getattr(self, name) <= getattr(ranges, name):
                 flag = name.replace("_", "-")
@@ -48,7 +51,7 @@ class SchedulerConfig:
                 )
         tokens = self.max_num_tokens or ranges.max_num_tokens
         largest = min(self.max_chunk_tokens or tokens, tokens)
-        equal = self.chunk_policy is ChunkPolicy.EQUAL_PROGRESS
+        equal = chunk_policy is ChunkPolicy.EQUAL_PROGRESS
         unit = self.chunk_unit or (min(ranges.tokens_per_block, largest) if equal else 1)
         if not 1 <= unit <= largest:
             raise RequestError(
@@ -56,13 +59,25 @@ class SchedulerConfig:
                 "lower chunk_unit or raise max_num_tokens (and max_chunk_tokens)"
             )
         return SchedulerConfig(
-            CapacityPolicy(self.capacity_policy),
-            ChunkPolicy(self.chunk_policy),
+            capacity_policy,
+            chunk_policy,
             unit,
             largest,
             self.max_batch_size or ranges.max_batch_size,
             tokens,
         )
+
+
+E = TypeVar("E", bound=enum.Enum)
+
+
+def _choice(name: str, kind: type[E], given: object) -> E:
+    """A member of an enumeration, by itself or by its value."""
+    try:
+        return kind(given)
+    except ValueError:
+        allowed = ", ".join(str(member.value) for member in kind)
+        raise RequestError(f"{name}: got {given!r}; allowed: {allowed}") from None
 
 
 class Scheduler:

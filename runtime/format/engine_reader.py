@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, get_args
 import msgspec
 import numpy as np
 
-from ..errors import EngineFormatError
+from ..errors import EngineFormatError, RequestError
 from .decode import T, decoded
 from .dtypes import DType
 from .engine_header import PAD, SECTION
@@ -79,10 +79,11 @@ class EngineFile:
         verify_weights: "background" (while in use), "before" (now; raises), "off".
         public_key: PEM bytes or a file, for trust="signed". on_problem: see the class.
         Raises EngineFormatError for a file that is missing, damaged, cut short or of another schema; TrustError for
-        a signature that is missing or wrong.
+        a signature that is missing or wrong; RequestError for a choice that does not exist.
         """
-        if trust not in get_args(Trust) or verify_weights not in get_args(VerifyWeights):
-            raise ValueError(f"trust={trust!r} or verify_weights={verify_weights!r} is not one of the choices")
+        for name, given, choices in (("trust", trust, Trust), ("verify_weights", verify_weights, VerifyWeights)):
+            if given not in get_args(choices):
+                raise RequestError(f"{name}: got {given!r}; allowed: {', '.join(get_args(choices))}")
         where = Path(path)
         with about(where):
             engine = cls(where, open_file(where))

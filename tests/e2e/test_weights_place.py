@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pelton import LLM, SamplingParams
+from pelton.runtime.errors import RequestError
 
 PROMPTS = [[5 + (i * 7 + n) % 200 for i in range(n)] for n in (1, 9, 70)]
 
@@ -32,6 +33,12 @@ def test_tiny_model(tiny: Callable[..., Path], engines: Callable[..., Path], ver
     expected = answers(engine, 24, weights="map", verify_weights="off")
     for place in ("map", "background", "copy"):
         assert answers(engine, 24, weights=place, verify_weights=verify) == expected
+
+
+@pytest.mark.parametrize("name", ["weights", "verify_weights", "trust"])
+def test_choices_that_do_not_exist(name: str, tiny: Callable[..., Path], engines: Callable[..., Path]) -> None:
+    with pytest.raises(RequestError, match=f"{name}: got 'hugepages'; allowed: .*, "):
+        LLM(engines(tiny("llama")), **{name: "hugepages"})
 
 
 def test_real_model_while_its_weights_move(smollm2: Path, engines: Callable[..., Path]) -> None:

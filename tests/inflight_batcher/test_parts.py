@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from pelton.inflight_batcher import BlockPool, CapacityPolicy, SamplingParams, SchedulerConfig, StepLoop
+from pelton.inflight_batcher import BlockPool, CapacityPolicy, ChunkPolicy, SamplingParams, SchedulerConfig, StepLoop
 from pelton.inflight_batcher.bias import LogitRules
 from pelton.inflight_batcher.kv_cache import KVCache
 from pelton.inflight_batcher.kv_sizing import num_kv_blocks
@@ -238,6 +238,18 @@ def test_ids_in_use_are_refused() -> None:
 def test_limits_beyond_the_engine_are_refused(name: str) -> None:
     with pytest.raises(RequestError, match=f"--{name.replace('_', '-')}"):
         make_loop(config=SchedulerConfig(**{name: 100000}))
+
+
+def test_policies_by_name() -> None:
+    """A policy may be given by its value, and then means all that the member means."""
+    ranges = make_plan().ranges
+    named = SchedulerConfig(capacity_policy="static_batch", chunk_policy="equal_progress")  # type: ignore[arg-type]
+    members = SchedulerConfig(capacity_policy=CapacityPolicy.STATIC_BATCH, chunk_policy=ChunkPolicy.EQUAL_PROGRESS)
+    assert named.resolve(ranges) == members.resolve(ranges)
+    assert named.resolve(ranges).chunk_unit == ranges.tokens_per_block
+    for name in ("capacity_policy", "chunk_policy"):
+        with pytest.raises(RequestError, match=f"{name}: got 'fair'; allowed: .*, "):
+            SchedulerConfig(**{name: "fair"}).resolve(ranges)
 
 
 def test_serving_imports_no_builder_and_no_torch() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...._core import Region, Team, WeightMap
-from ...errors import DriverError
+from ...errors import DriverError, RequestError
 from ...format.hash_tree import WeightsCheck, WeightsFile
 from ...format.plan import WeightRef
 from ...format.tensor_type import TensorType
@@ -63,7 +63,12 @@ class Weights(Protocol):
 
 
 def place_weights(engine: WeightSource, refs: tuple[WeightRef, ...], place: WeightPlace, team: Team) -> Weights:
-    """Make a plan's weights usable. Raises DriverError when the engine contradicts its plan, NativeError."""
+    """Make a plan's weights usable. Raises DriverError when the engine contradicts its plan, NativeError.
+
+    RequestError for a place that does not exist.
+    """
+    if place not in get_args(WeightPlace):
+        raise RequestError(f"weights: got {place!r}; allowed: {', '.join(get_args(WeightPlace))}")
     for ref in refs:
         _check_size(ref, engine)
     file = engine.weights_file()
