@@ -21,16 +21,9 @@ from ..runtime.format.dtypes import DType
 from ..runtime.format.tensor_source import TensorSource
 from .safetensors_source import SafetensorsSource
 
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "tekken.json",
-    "vocab.json",
-    "merges.txt",
-)
+#: Files that a tokenizer can be made from, the preferred one first, and those that go with them.
+TOKENIZER_SOURCES = ("tokenizer.json", "tekken.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
+_TOKENIZER_COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 _HASH_CHUNK = 8 << 20
 
 
@@ -73,7 +66,9 @@ class Checkpoint:
             config=config,
             source=source,
             generation_config=_read_json(path / "generation_config.json"),
-            tokenizer_files={name: path / name for name in _TOKENIZER_FILES if (path / name).is_file()},
+            tokenizer_files={
+                name: path / name for name in (*TOKENIZER_SOURCES, *_TOKENIZER_COMPANIONS) if (path / name).is_file()
+            },
             chat_template=_chat_template(path),
             dtype=_main_dtype(path, source),
             trust_remote_code=trust_remote_code,

@@ -30,17 +30,9 @@ from ..runtime.text.section import (
     unpack,
 )
 from ..runtime.text.vectors import FIXED_NOW, check_vectors
+from .checkpoint import TOKENIZER_SOURCES
 from .tokenizer_corpus import CONVERSATIONS, TEXTS, id_sequences, special_texts
 
-#: Files that AutoTokenizer can start from, and their names for people, the one it prefers first.
-_SOURCES = (
-    ("tokenizer.json", "tokenizer.json"),
-    ("tekken.json", "tekken.json"),
-    ("tokenizer.model", "tokenizer.model"),
-    ("tiktoken.model", "tiktoken.model"),
-    ("vocab.json", "vocab.json"),
-    ("vocab.txt", "vocab.txt"),
-)
 _MOST_SPECIAL = 12  # special and added tokens that get texts of their own; some models have thousands
 _MARK = "PELTONMARK"
 
@@ -130,9 +122,9 @@ def _load(path: Path) -> tuple[Any, str]:
         folder, source, arguments = path.parent, "GGUF", {"gguf_file": path.name}
     elif path.is_dir():
         folder, arguments = path, {}
-        source = next((name for file, name in _SOURCES if (path / file).is_file()), "")
+        source = next((name for name in TOKENIZER_SOURCES if (path / name).is_file()), "")
         if not source:
-            names = ", ".join(file for file, _ in _SOURCES)
+            names = ", ".join(TOKENIZER_SOURCES)
             raise TokenizerError(f"{path}: no tokenizer; one of {names} is needed beside the weights")
     else:
         raise TokenizerError(f"{path}: no such file or folder")

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pelton.builder.checkpoint import Checkpoint
+from pelton.builder.checkpoint import TOKENIZER_SOURCES, Checkpoint
 from pelton.builder.importer import import_graph
 from pelton.builder.safetensors_source import SafetensorsSource, Shard
 from pelton.builder.trace import trace
@@ -129,6 +129,16 @@ def test_chat_template_file_wins_and_named_templates_are_read(copy: Path) -> Non
     assert Checkpoint.open(copy).chat_template == "A"
     (copy / "chat_template.jinja").write_text("C")
     assert Checkpoint.open(copy).chat_template == "C"
+
+
+@pytest.mark.parametrize("name", TOKENIZER_SOURCES)
+def test_every_kind_of_tokenizer_is_seen(name: str, copy: Path) -> None:
+    """A build closes the tokenizer of a checkpoint with any of them, and says that there is none otherwise."""
+    for file in Checkpoint.open(copy).tokenizer_files.values():
+        file.unlink()
+    assert Checkpoint.open(copy).tokenizer_files == {}
+    (copy / name).write_text("x")
+    assert list(Checkpoint.open(copy).tokenizer_files) == [name]
 
 
 # -- damage -------------------------------------------------------------------------------------------
