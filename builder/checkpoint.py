@@ -1,7 +1,7 @@
 """Checkpoint: a Hugging Face folder or a GGUF file, opened without reading any weight.
 
 Everything a build needs from the outside comes through here: config, tensors (a TensorSource),
-generation defaults, tokenizer files and chat template. Nothing touches the network or runs code
+generation defaults and tokenizer files. Nothing touches the network or runs code
 from the checkpoint, unless ``trust_remote_code`` is asked for.
 """
 
@@ -37,7 +37,6 @@ class Checkpoint:
     source: TensorSource
     generation_config: dict[str, Any]
     tokenizer_files: dict[str, Path]  # file name -> path; for GGUF {"gguf": path}
-    chat_template: str | None
     dtype: DType  # the type most weights are stored in (BF16 for quantised GGUF weights)
     trust_remote_code: bool = False
     notes: tuple[str, ...] = ()  # what a build must say about it
@@ -57,7 +56,7 @@ class Checkpoint:
             return open_gguf(path)
         if not path.is_dir():
             raise CheckpointError(f"{path}: no such checkpoint folder or .gguf file")
-        config = _read_json(path / "config.json", required=True)
+        config = read_json(path / "config.json", required=True)
         check_config(path / "config.json", config, trust_remote_code)
         source = SafetensorsSource.open(path)
         return cls(
@@ -65,11 +64,10 @@ class Checkpoint:
             name=path.resolve().name,
             config=config,
             source=source,
-            generation_config=_read_json(path / "generation_config.json"),
+            generation_config=read_json(path / "generation_config.json"),
             tokenizer_files={
                 name: path / name for name in (*TOKENIZER_SOURCES, *_TOKENIZER_COMPANIONS) if (path / name).is_file()
             },
-            chat_template=_chat_template(path),
             dtype=_main_dtype(path, source),
             trust_remote_code=trust_remote_code,
         )
@@ -176,7 +174,7 @@ def check_config(where: Path, config: dict[str, Any], trust_remote_code: bool = 
         raise CheckpointError(f"{where}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
 
 
-def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
+def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
     """A JSON object from a file; {} when an optional file is absent."""
     if not path.is_file():
         if required:
@@ -186,22 +184,13 @@ def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
         return {}
     try:
         document = json.loads(path.read_bytes())
-    except ValueError as error:
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON ({error}); download it again") from None
     if not isinstance(document, dict):
         raise CheckpointError(f"{path}: a JSON object is needed, this is a {type(document).__name__}")
     return document
-
-
-def _chat_template(folder: Path) -> str | None:
-    """chat_template.jinja, or the template in tokenizer_config.json ("default" when it has several)."""
-    if (jinja := folder / "chat_template.jinja").is_file():
-        return jinja.read_text(encoding="utf-8")
-    template = _read_json(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
 
 
 def _main_dtype(path: Path, source: TensorSource) -> DType:

@@ -109,7 +109,6 @@ def open_gguf(path: Path) -> Checkpoint:
     check_config(path, config)
     processor, names = _names(path, architecture, config, [tensor.name for tensor in reader.tensors])
     source = GGUFSource(path, reader, names, processor)
-    template = fields.get("tokenizer.chat_template")
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")
     return Checkpoint(
         path=path,
@@ -118,7 +117,6 @@ def open_gguf(path: Path) -> Checkpoint:
         source=source,
         generation_config={key: config[key] for key in ids if isinstance(config.get(key), int)},
         tokenizer_files={"gguf": path} if "tokenizer.ggml.tokens" in fields else {},
-        chat_template=str(template()) if template is not None else None,
         dtype=_main_dtype(source),
         notes=_quantised(reader),
     )

@@ -30,7 +30,7 @@ from ..runtime.text.section import (
     unpack,
 )
 from ..runtime.text.vectors import FIXED_NOW, check_vectors
-from .checkpoint import TOKENIZER_SOURCES
+from .checkpoint import TOKENIZER_SOURCES, read_json
 from .tokenizer_corpus import CONVERSATIONS, TEXTS, id_sequences, special_texts
 
 _MOST_SPECIAL = 12  # special and added tokens that get texts of their own; some models have thousands
@@ -51,7 +51,7 @@ def close_tokenizer(path: str | Path) -> bytes:
         section = _convert(original, source)
         vectors = _take_vectors(original, section)
     config, generation_config = (
-        ({}, {}) if path.is_file() else (_read_json(path / name) for name in ("config.json", "generation_config.json"))
+        ({}, {}) if path.is_file() else (read_json(path / name) for name in ("config.json", "generation_config.json"))
     )
     ends = end_ids(config, generation_config, section)
     data = pack_tokenizer(msgspec.structs.replace(section, eos_token_ids=ends, vectors=vectors))
@@ -260,15 +260,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         transformers_logging.set_verbosity(before)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: a JSON object is needed")
-    return value

@@ -60,8 +60,6 @@ def test_what_a_folder_offers(folder: Path) -> None:
     assert checkpoint.config["model_type"] == "llama"
     assert checkpoint.generation_config["eos_token_id"] == 2
     assert {"tokenizer.json", "tokenizer_config.json"} <= set(checkpoint.tokenizer_files)
-    assert checkpoint.chat_template is not None
-    assert "<|im_start|>" in checkpoint.chat_template
     assert checkpoint.hf_config().hidden_size == 64
     assert isinstance(checkpoint.source, TensorSource)
 
@@ -121,16 +119,6 @@ def test_the_fingerprint_sees_every_byte_and_the_config(copy: Path) -> None:
     assert len({before, flipped, Checkpoint.open(copy).fingerprint()}) == 3
 
 
-def test_chat_template_file_wins_and_named_templates_are_read(copy: Path) -> None:
-    settings_file = copy / "tokenizer_config.json"
-    document = json.loads(settings_file.read_text())
-    document["chat_template"] = [{"name": "tool_use", "template": "B"}, {"name": "default", "template": "A"}]
-    settings_file.write_text(json.dumps(document))
-    assert Checkpoint.open(copy).chat_template == "A"
-    (copy / "chat_template.jinja").write_text("C")
-    assert Checkpoint.open(copy).chat_template == "C"
-
-
 @pytest.mark.parametrize("name", TOKENIZER_SOURCES)
 def test_every_kind_of_tokenizer_is_seen(name: str, copy: Path) -> None:
     """A build closes the tokenizer of a checkpoint with any of them, and says that there is none otherwise."""
@@ -176,6 +164,7 @@ def damage(what: str) -> Callable[[Path], None]:
     ways: dict[str, Callable[[Path], None]] = {
         "config missing": lambda f: (f / "config.json").unlink(),
         "config no json": lambda f: (f / "config.json").write_text("{") and None,
+        "config too deep": lambda f: (f / "config.json").write_text("[" * 100_000) and None,
         "config a list": lambda f: (f / "config.json").write_text("[]") and None,
         "no model_type": lambda f: edit_config(f, model_type=None),
         "weights missing": lambda f: (f / "model.safetensors").unlink(),
@@ -197,6 +186,7 @@ def damage(what: str) -> Callable[[Path], None]:
         ("config missing", "config.json is missing"),
         ("config no json", "config.json: not valid JSON"),
         ("config a list", "a JSON object is needed"),
+        ("config too deep", "config.json: not valid JSON"),
         ("no model_type", "no model_type"),
         ("weights missing", "neither model.safetensors nor"),
         ("truncated", "truncated: tensor .* download it again"),
@@ -358,7 +348,6 @@ def test_gguf_reads_like_the_folder_it_came_from(folder: Path, tmp_path: Path) -
     theirs = Checkpoint.open(folder)
     assert ours.dtype == DType.BF16
     assert ours.name == "tiny"
-    assert ours.chat_template == "T"
     assert ours.generation_config == {"eos_token_id": 2}
     assert ours.tokenizer_files == {"gguf": tmp_path / "tiny.gguf"}
     assert list(ours.source.names()) == list(theirs.source.names())

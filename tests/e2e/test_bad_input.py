@@ -147,6 +147,7 @@ CHECKPOINTS: list[tuple[str, Edit, tuple[str, ...]]] = [
     ("default not a number", text("generation_config.json", '{"top_p": NaN}'), ("config", "generation_defaults")),
     ("tokenizer", text("tokenizer.json", "{"), ("tokenizer.json", "complete")),
     ("chat template", text("chat_template.jinja", "{% if %}"), ("chat template", "line 1")),
+    ("chat template no text", lambda f: (f / "chat_template.jinja").write_bytes(b"\xff{"), ("tokenizer", "utf-8")),
 ]
 SHARDED: list[tuple[str, Edit, tuple[str, ...]]] = [
     ("missing", lambda f: shard(f).unlink(), ("model-00002-of-", "missing", "download it again")),
