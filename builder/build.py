@@ -70,7 +70,7 @@ def build(
     targets = resolve_targets(options.targets)
     with progress or BuildProgress(quiet=True) as bar:
         with bar.stage("read checkpoint"):
-            checkpoint = Checkpoint.open(checkpoint_path)
+            checkpoint = Checkpoint.open(checkpoint_path, trust_remote_code=options.trust_remote_code)
             ranges = options.ranges(max_positions(checkpoint.config))
         with bar.stage("trace"):
             traced = trace(checkpoint, max_seq_len=ranges.max_seq_len)

@@ -46,6 +46,7 @@ class Checkpoint:
     def open(cls, path: str | Path, *, trust_remote_code: bool = False) -> Checkpoint:
         """Open a Hugging Face folder or a ``.gguf`` file.
 
+        ``trust_remote_code``: whether ``hf_config`` and a trace may run Python code of the folder; opening runs none.
         Raises CheckpointError when something is missing, damaged or contradicts itself, and
         UnsupportedModelError when it is sound but of a kind that pelton does not take.
         """
@@ -70,6 +71,7 @@ class Checkpoint:
             },
             dtype=_main_dtype(path, source),
             trust_remote_code=trust_remote_code,
+            notes=("code that came with the checkpoint was run to build it",) if config.get("auto_map") else (),
         )
 
     def hf_config(self) -> Any:
@@ -146,8 +148,8 @@ def check_config(where: Path, config: dict[str, Any], trust_remote_code: bool = 
         raise CheckpointError(f"{where}: no model_type, so the architecture is unknown")
     if config.get("auto_map") and not trust_remote_code:
         raise UnsupportedModelError(
-            f"{where}: the checkpoint brings its own code (auto_map), which pelton does not run unless asked with "
-            "trust_remote_code; if transformers itself has this architecture, remove auto_map from config.json"
+            f"{where}: the checkpoint brings its own code (auto_map), which only build-engine "
+            "--trust-remote-code runs; if transformers itself has this architecture, remove auto_map from config.json"
         )
     if quantised := config.get("quantization_config"):
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised

@@ -48,6 +48,7 @@ class BuildOptions:
     dump_ir: Path | None = None
     verify: bool = False  # differential check of every pass on the real weights
     golden: bool = True  # compute golden vectors for `pelton verify`
+    trust_remote_code: bool = False  # run the model code that the checkpoint brings along (auto_map)
 
     def __post_init__(self) -> None:
         optional = {field.name for field in fields(self) if field.default is None}

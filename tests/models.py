@@ -83,6 +83,29 @@ def make_tiny(
     return folder
 
 
+_CUSTOM = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class MineConfig(LlamaConfig):
+    model_type = "mine"
+
+
+class MineForCausalLM(LlamaForCausalLM):
+    config_class = MineConfig
+"""
+
+
+def make_custom(folder: Path) -> Path:
+    """A checkpoint of an architecture that transformers lacks, with Python code of its own."""
+    make_tiny("llama", folder)
+    (folder / "mine.py").write_text(_CUSTOM)
+    document = json.loads((folder / "config.json").read_text())
+    code = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.MineForCausalLM"}
+    (folder / "config.json").write_text(json.dumps(document | {"model_type": "mine", "auto_map": code}))
+    return folder
+
+
 def tiny_config(family: str, *, kv_heads: int | str = 2, **config: Any) -> Any:
     """The transformers config of a tiny ``family`` model."""
     from transformers import AutoConfig

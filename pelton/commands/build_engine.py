@@ -27,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="type of weights and KV cache (default auto: the checkpoint's; bfloat16 for a quantised GGUF file)",
     )
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the Python code that comes with the checkpoint, where transformers lacks the architecture",
+    )
     ranges = parser.add_argument_group("ranges the engine is specialised to")
     ranges.add_argument("--max-batch-size", type=int, metavar="N", help="sequences in one step (default 64)")
     ranges.add_argument(
@@ -98,6 +103,7 @@ def execute(arguments: argparse.Namespace) -> int:
         dtype=arguments.dtype,
         verify=arguments.verify,
         golden=arguments.golden,
+        trust_remote_code=arguments.trust_remote_code,
         progress=BuildProgress(quiet=arguments.quiet),
         **given,
     )

@@ -27,7 +27,8 @@ def execute(arguments: argparse.Namespace) -> int:
     from ..runtime.format.refit import refit
 
     try:
-        checkpoint = Checkpoint.open(arguments.checkpoint)
+        # A refit reads tensors only: code that comes with the checkpoint does not run.
+        checkpoint = Checkpoint.open(arguments.checkpoint, trust_remote_code=True)
     except ImportError as error:  # a GGUF file is read by the gguf package
         raise BuildError(f"a GGUF file needs the build extra: pip install 'pelton[build]' ({error})") from error
     provenance = {"checkpoint": checkpoint.name, "checkpoint_hash": checkpoint.fingerprint()}

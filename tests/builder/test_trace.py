@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from pelton.runtime.errors import CheckpointError, UnsupportedModelError
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.weight_expr import CastTo, Source
 from tests.builder.interpret import MAX_SEQ_LEN, Interpreter
-from tests.models import FAMILIES, make_tiny, random_ids, reference_logits, reference_model
+from tests.models import FAMILIES, make_custom, make_tiny, random_ids, reference_logits, reference_model
 
 
 def front_end(folder: Path, max_seq_len: int = MAX_SEQ_LEN) -> tuple[Graph, Checkpoint]:
@@ -298,30 +297,12 @@ def test_tensors_that_the_model_does_not_use_are_noted(tmp_path: Path) -> None:
     assert notes[0].startswith("9 tensors of the checkpoint are not part of the model: model.layers.2.input_layernorm")
 
 
-_CUSTOM = """
-from transformers import LlamaConfig, LlamaForCausalLM
-
-
-class MineConfig(LlamaConfig):
-    model_type = "mine"
-
-
-class MineForCausalLM(LlamaForCausalLM):
-    config_class = MineConfig
-"""
-
-
 def test_custom_code_runs_only_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import dynamic_module_utils
 
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    folder = make_tiny("llama", tmp_path / "m")
-    (folder / "mine.py").write_text(_CUSTOM)
-    document = json.loads((folder / "config.json").read_text())
-    code = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.MineForCausalLM"}
-    document |= {"model_type": "mine", "auto_map": code}
-    (folder / "config.json").write_text(json.dumps(document))
-    with pytest.raises(UnsupportedModelError, match="trust_remote_code"):
+    folder = make_custom(tmp_path / "m")
+    with pytest.raises(UnsupportedModelError, match="--trust-remote-code"):
         Checkpoint.open(folder)
     checkpoint = Checkpoint.open(folder, trust_remote_code=True)
     graph = import_graph(trace(checkpoint, max_seq_len=64), checkpoint)

@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import pelton
 from pelton.cli import build_engine_main, main
+from pelton.runtime.format.container import EngineFile
+from tests.models import make_custom
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,23 @@ def test_sign_and_trust(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["sign", str(copy), "--key", str(private)]) == 0
     assert main(trusting) == 0
     assert main(["verify", str(copy), "--public-key", str(public)]) == 0
+
+
+def test_code_of_a_checkpoint(tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An architecture in the checkpoint's own code builds when asked for, and says so; refit needs no code."""
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    custom, plain = make_custom(tmp_path / "m"), tmp_path / "plain.engine"
+    arguments = [str(custom), "-o", str(tmp_path / "m.engine"), "--cache-dir", str(tmp_path / "cache")]
+    assert build_engine_main(arguments) == 2
+    assert build_engine_main([*arguments, "--trust_remote_code", "-q"]) == 0
+    pelton.build(tiny("llama"), plain, cache_dir=tmp_path / "cache")
+    with EngineFile.open(tmp_path / "m.engine") as mine, EngineFile.open(plain) as theirs:
+        assert mine.manifest.notes == ("code that came with the checkpoint was run to build it", *theirs.manifest.notes)
+        key = mine.manifest.targets[0].key
+        assert mine.plan(key) == theirs.plan(key)
+    assert main(["refit", str(plain), str(custom), "-o", str(tmp_path / "refitted.engine")]) == 0
 
 
 def test_refit_equals_a_build(tiny: Callable[..., Path], engine: Path, tmp_path: Path) -> None:
