@@ -12,6 +12,7 @@ from ...runtime.errors import GraphError
 from ...runtime.format.dtypes import DType
 from ...runtime.format.tensor_type import Dim, TensorType
 from .base import Op, StepContext, register
+from .checks import need_count
 
 
 def broadcast_shapes(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:
@@ -89,6 +90,7 @@ class Unary(Op):
     kind: str
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        need_count(self.name, inputs, 1)
         if self.kind not in UNARY:
             raise GraphError(f"unary: unknown kind {self.kind!r}")
         return (TensorType(inputs[0].dtype, inputs[0].shape),)
@@ -108,6 +110,7 @@ class Binary(Op):
     kind: str
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        need_count(self.name, inputs, 2)
         a, b = inputs
         if self.kind not in BINARY:
             raise GraphError(f"binary: unknown kind {self.kind!r}")
@@ -132,6 +135,7 @@ class Where(Op):
     name: ClassVar[str] = "where"
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        need_count(self.name, inputs, 3)
         condition, a, b = inputs
         if condition.dtype != DType.BOOL or a.dtype != b.dtype:
             raise GraphError(f"where: needs (bool, x, x), got {[i.dtype.value for i in inputs]}")
@@ -150,6 +154,7 @@ class Cast(Op):
     dtype: DType
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        need_count(self.name, inputs, 1)
         return (TensorType(self.dtype, inputs[0].shape),)
 
     def reference(self, ctx: StepContext, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -167,7 +167,7 @@ BREAKS: list[tuple[str, Callable[[Graph], None], str]] = [
     ("definition before use", defined_twice, "defined twice"),
     ("inferred types", wrong_result_type, r"embedding \(from model.embed_tokens\) has types"),
     ("inferred types", refused_operands, "gemm: takes 3 operands, got 2"),
-    ("inferred types", too_few_operands, "does not take these operands"),
+    ("inferred types", too_few_operands, "unary: takes 1 operands, got 0"),
     ("dims", odd_dim, "impossible dim 'Q'"),
     ("weight types", wrong_weight_type, "its expression gives"),
     ("weight types", impossible_weight, "are not an order of"),
