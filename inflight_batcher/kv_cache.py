@@ -70,6 +70,14 @@ class GroupTable:
         """Blocks to allocate before positions below ``tokens`` can be stored."""
         return max(0, -(-tokens // self._block) - self.end[slot])
 
+    def room(self, slot: int) -> int:
+        """Tokens that a sequence may come to without a block taken or given back for it here."""
+        stored = self.end[slot] * self._block
+        if self.window is None:
+            return stored
+        # Token number t asks from position t - 1 on: the first block is out of sight at (first + 1) * block + window.
+        return min(stored, (self.first[slot] + 1) * self._block + self.window - 1)
+
     def grow(self, slot: int, count: int) -> None:
         """Append ``count`` fresh blocks to a slot's row."""
         self.version += 1
@@ -119,7 +127,7 @@ class KVCache:
     def __init__(
         self, groups: Seq[KVGroup], num_blocks: Seq[int], num_slots: int, ranges: Ranges, max_chunk: int
     ) -> None:
-        self.room = [0] * num_slots  # tokens that fit without another block; 0 where a window needs trimming
+        self.room = [0] * num_slots  # tokens up to which ``reserve`` has nothing to do
         self.tokens_per_block = ranges.tokens_per_block
         self.groups = tuple(
             GroupTable(group, count, num_slots, ranges, max_chunk)
@@ -153,8 +161,7 @@ class KVCache:
         for group, need in zip(self.groups, missing, strict=True):
             if need:
                 group.grow(slot, need)
-        if all(group.window is None for group in self.groups):
-            self.room[slot] = min((group.end[slot] for group in self.groups), default=0) * self.tokens_per_block
+        self.room[slot] = min((group.room(slot) for group in self.groups), default=0)
         return True
 
     def release(self, slot: int) -> None:

@@ -8,6 +8,8 @@ import sys
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pelton.inflight_batcher import BlockPool, CapacityPolicy, ChunkPolicy, SamplingParams, SchedulerConfig, StepLoop
 from pelton.inflight_batcher.bias import LogitRules
@@ -56,6 +58,41 @@ def test_peak_of_a_window_is_reached_and_never_passed(window: int, chunk: int) -
     assert peak - 1 <= most <= peak  # offsets against the block grid may never meet the worst case
     kv.release(0)
     kv.check_integrity([])
+
+
+@given(
+    windows=st.sampled_from([(1,), (3,), (4,), (9,), (None, 5), (6, 13)]),
+    prompt=st.integers(1, 40),
+    chunk=st.integers(1, 8),
+    blocks=st.integers(3, 20),
+)
+def test_room_never_hides_work(windows: tuple[int | None, ...], prompt: int, chunk: int, blocks: int) -> None:
+    """A prompt in chunks, then decodes: the tables are those of a cache that looks at every step."""
+    fast, slow = cache(windows, blocks), cache(windows, blocks)
+    start, known = 0, prompt
+    while known <= 80:
+        end = min(start + chunk, known)
+        slow.room = [0] * 4
+        fits = fast.reserve(0, start, end, known)
+        assert fits == slow.reserve(0, start, end, known)
+        for one, other in zip(fast.groups, slow.groups, strict=True):
+            assert np.array_equal(one.table, other.table)
+        if not fits:
+            return
+        start = end
+        known += end == known
+
+
+@pytest.mark.parametrize("windows", [(None,), (10,), (None, 10)])
+def test_most_steps_of_a_window_need_no_planning(windows: tuple[int | None, ...]) -> None:
+    """A block is taken or given back every 16 tokens; in between decodes are planned at once."""
+    loop = make_loop(windows=windows)
+    seq = add(loop, "a", [1, 2, 3], SamplingParams(max_tokens=100, ignore_eos=True)).sequences[0]
+    idle = 0
+    while loop.has_work:
+        idle += seq.slot >= 0 and seq.num_tokens <= loop.scheduler.kv.room[seq.slot]
+        loop.step()
+    assert idle > 80
 
 
 def test_reserve_is_all_or_nothing_over_groups() -> None:
