@@ -276,8 +276,8 @@ class LLM:
                 self._loop.add(request)
             open_requests = list(requests)
             while open_requests:
-                self._step()
-                open_requests = [request for request in open_requests if not request.finished]
+                if self._step():
+                    open_requests = [request for request in open_requests if not request.finished]
         except BaseException:
             for request in requests:
                 self._loop.abort(request.request_id)
@@ -305,13 +305,15 @@ class LLM:
             del self._listeners[request.request_id]
             self._loop.abort(request.request_id)
 
-    def _step(self) -> None:
-        events = self._loop.step()
-        if self._listeners:
-            for event in events:
-                listener = self._listeners.get(event.request_id)
-                if listener is not None:
-                    listener.append(event)
+    def _step(self) -> bool:
+        """One turn of the loop; returns whether anything has ended with it."""
+        ended = False
+        for event in self._loop.step():
+            ended |= event.finish_reason is not None
+            listener = self._listeners.get(event.request_id)
+            if listener is not None:
+                listener.append(event)
+        return ended
 
 
 def _bad_prompt(prompt: object) -> RequestError:

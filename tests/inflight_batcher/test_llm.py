@@ -8,6 +8,7 @@ import pytest
 from pelton.inflight_batcher import ContextLengthError, SamplingParams
 from pelton.inflight_batcher.llm import LLM
 from pelton.inflight_batcher.loading import EngineParts, LateDetokenizer
+from pelton.inflight_batcher.request import Request
 from pelton.runtime.errors import EngineFormatError, PeltonError, RequestError
 
 from .fake_driver import ROOT, FakeDriver, digest, logits_of, make_plan, raw_logprob
@@ -387,6 +388,23 @@ def test_a_stream_copies_nothing_that_grows() -> None:
         assert choice.text == text
         assert not hasattr(choice, "nothing_of_this_name")
     llm.close()
+
+
+def test_open_requests_are_looked_at_when_one_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in every step: with many open requests that would take longer than the rest of the step's Python."""
+    looks = 0
+    finished = Request.finished.fget
+
+    def counted(request: Request) -> bool:
+        nonlocal looks
+        looks += 1
+        return finished(request)
+
+    monkeypatch.setattr(Request, "finished", property(counted))
+    llm = make_llm()
+    outputs = llm.generate(["a", "b", "c", "d"], SamplingParams(max_tokens=100, ignore_eos=True))
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [100] * 4
+    assert looks < 40
 
 
 def test_a_late_detokenizer_is_made_with_the_first_token() -> None:
