@@ -101,7 +101,8 @@ def _stream(llm: LLM, ids: list[int], params: SamplingParams) -> tuple[int, floa
             choice = output.outputs[0]
             sys.stdout.write(choice.delta)
             sys.stdout.flush()
-            count, reason = len(choice.token_ids), choice.finish_reason or reason
+            count += len(choice.delta_token_ids)
+            reason = choice.finish_reason or reason
     except BaseException:
         if first:  # what is said about it starts on a line of its own
             print(flush=True)

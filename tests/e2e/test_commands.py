@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import pelton
 from pelton.cli import build_engine_main, main
+from pelton.inflight_batcher.output import CompletionSnapshot
 from pelton.runtime.format.container import EngineFile
 from tests.models import make_custom
 
@@ -29,6 +30,19 @@ def test_run_streams_the_same_text_as_generate(engine: Path, capsys: pytest.Capt
         (output,) = llm.generate("What is", pelton.SamplingParams(temperature=0, max_tokens=12))
     assert out == output.outputs[0].text + "\n"
     assert "tokens/s" in err
+
+
+def test_run_copies_no_list_that_grows(
+    engine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A streamed answer is cut out of what has grown only where it is looked at; a run looks at what is new."""
+
+    def looked(self: CompletionSnapshot, name: str) -> None:
+        raise AssertionError(f"{name} is copied for each token")
+
+    monkeypatch.setattr(CompletionSnapshot, "__getattr__", looked)
+    assert main(["run", str(engine), "What is", "--raw", "--max-tokens", "12", "--temperature", "0"]) == 0
+    assert "decode 12 tokens" in capsys.readouterr().err
 
 
 def test_run_uses_the_chat_template(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
