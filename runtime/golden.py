@@ -13,7 +13,7 @@ from .drivers.base import Driver
 from .errors import DriverError, EngineFormatError
 from .format.dtypes import DType
 from .format.plan import Plan
-from .step import FROM_HISTORY, NO_FORCED, SamplingInputs, StepInputs
+from .step import FROM_HISTORY, StepInputs, greedy_sampling
 
 #: Largest |logit - golden| / max |golden logit| by engine precision. 16-bit types round attention
 #: probabilities and GEMM inputs; targets may differ in the order of a dot product's additions.
@@ -33,27 +33,6 @@ class GoldenVectors(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
     rows: tuple[GoldenRow, ...]
     scale: float
-
-
-def greedy_sampling(rows: int) -> SamplingInputs:
-    """Sampling inputs of ``rows`` greedy rows without penalties, bias or logprobs."""
-    f32, i32 = np.float32, np.int32
-    return SamplingInputs(
-        temperature=np.zeros(rows, f32),
-        top_k=np.zeros(rows, i32),
-        top_p=np.ones(rows, f32),
-        min_p=np.zeros(rows, f32),
-        repetition_penalty=np.ones(rows, f32),
-        presence_penalty=np.zeros(rows, f32),
-        frequency_penalty=np.zeros(rows, f32),
-        seed=np.zeros(rows, np.uint64),
-        num_logprobs=np.full(rows, -1, i32),
-        prompt_len=np.zeros(rows, i32),
-        forced=np.full(rows, NO_FORCED, i32),
-        bias_start=np.zeros(rows + 1, i32),
-        bias_ids=np.zeros(0, i32),
-        bias_values=np.zeros(0, f32),
-    )
 
 
 def prompt_logits(driver: Driver, token_ids: list[int]) -> NDArray[np.float32]:

@@ -18,6 +18,21 @@ FROM_HISTORY = -1  # as a token id: "whatever was sampled for this position"
 NO_FORCED = -1  # in SamplingInputs.forced: sample; else score this id instead
 
 
+#: The parameters of SamplingInputs that all rows of a sequence share, one value a row, with their element types.
+ROW_PARAMETERS: dict[str, type[np.generic]] = {
+    "temperature": np.float32,
+    "top_k": np.int32,
+    "top_p": np.float32,
+    "min_p": np.float32,
+    "repetition_penalty": np.float32,
+    "presence_penalty": np.float32,
+    "frequency_penalty": np.float32,
+    "seed": np.uint64,
+    "num_logprobs": np.int32,
+    "prompt_len": np.int32,
+}
+
+
 @dataclass(frozen=True)
 class SamplingInputs:
     """Per-row sampling parameters; every array has length R unless said otherwise."""
@@ -37,6 +52,18 @@ class SamplingInputs:
     bias_ids: NDArray[np.int32]  # token ids whose logit gets an addend (logit_bias, bans = -inf)
     bias_values: NDArray[np.float32]
     mask: NDArray[np.uint32] | None = None  # [R, ceil(V/32)] allowed-token bits, or None
+
+
+def greedy_sampling(rows: int) -> SamplingInputs:
+    """Sampling inputs of ``rows`` greedy rows without penalties, bias or logprobs."""
+    off = {"top_p": 1, "repetition_penalty": 1, "num_logprobs": -1}  # everything else is off at 0
+    return SamplingInputs(
+        **{name: np.full(rows, off.get(name, 0), kind) for name, kind in ROW_PARAMETERS.items()},
+        forced=np.full(rows, NO_FORCED, np.int32),
+        bias_start=np.zeros(rows + 1, np.int32),
+        bias_ids=np.zeros(0, np.int32),
+        bias_values=np.zeros(0, np.float32),
+    )
 
 
 @dataclass(frozen=True)

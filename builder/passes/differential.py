@@ -12,7 +12,7 @@ from ...runtime.format.dtypes import DType
 from ...runtime.format.plan import Ranges
 from ...runtime.format.tensor_source import TensorInfo, TensorSource
 from ...runtime.format.weight_eval import sources
-from ...runtime.step import NO_FORCED, SamplingInputs, StepInputs
+from ...runtime.step import StepInputs, greedy_sampling
 from ..graph import Graph
 from ..interpreter import Interpreter
 
@@ -136,28 +136,8 @@ def random_steps(vocab: int, groups: int, ranges: Ranges) -> list[StepInputs]:
                 block_tables=(tables,) * groups,
                 logits_rows=np.array(rows, np.int32),
                 row_seq=np.array(row_seq, np.int32),
-                sampling=greedy(len(rows)),
+                sampling=greedy_sampling(len(rows)),
                 want_logits=True,
             )
         )
     return steps
-
-
-def greedy(rows: int) -> SamplingInputs:
-    """Sampling parameters that pick the best token and ask for nothing else."""
-    return SamplingInputs(
-        temperature=np.zeros(rows, np.float32),
-        top_k=np.zeros(rows, np.int32),
-        top_p=np.ones(rows, np.float32),
-        min_p=np.zeros(rows, np.float32),
-        repetition_penalty=np.ones(rows, np.float32),
-        presence_penalty=np.zeros(rows, np.float32),
-        frequency_penalty=np.zeros(rows, np.float32),
-        seed=np.zeros(rows, np.uint64),
-        num_logprobs=np.full(rows, -1, np.int32),
-        prompt_len=np.zeros(rows, np.int32),
-        forced=np.full(rows, NO_FORCED, np.int32),
-        bias_start=np.zeros(rows + 1, np.int32),
-        bias_ids=np.zeros(0, np.int32),
-        bias_values=np.zeros(0, np.float32),
-    )

@@ -9,7 +9,7 @@ import numpy as np
 from ...runtime.format.dtypes import DType
 from ...runtime.format.tensor_type import TensorType
 from ...runtime.format.weight_expr import AddScalar, CastTo, Permute, Reshaped, WeightExpr
-from ...runtime.step import SamplingInputs, StepInputs
+from ...runtime.step import StepInputs, greedy_sampling
 from ..graph import Graph, Node, Value
 from ..ops.base import StepContext
 from ..ops.elementwise import Binary, Cast
@@ -80,12 +80,8 @@ def _matmul(s: Sweep, node: Node) -> list[Value] | None:
 
 
 def _empty_step() -> StepInputs:
-    none_i, none_f = np.zeros(0, np.int32), np.zeros(0, np.float32)
-    sampling = SamplingInputs(
-        none_f, none_i, none_f, none_f, none_f, none_f, none_f, np.zeros(0, np.uint64), none_i, none_i, none_i,
-        np.zeros(1, np.int32), none_i, none_f,
-    )  # fmt: skip
-    return StepInputs(none_i, none_i, np.zeros(1, np.int32), none_i, (), none_i, none_i, sampling)
+    none = np.zeros(0, np.int32)
+    return StepInputs(none, none, np.zeros(1, np.int32), none, (), none, none, greedy_sampling(0))
 
 
 #: Ops on constants see no step: constants have no symbolic dims.

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pelton.runtime.drivers.base import Driver
-from pelton.runtime.golden import greedy_sampling
-from pelton.runtime.step import StepInputs, StepOutputs
+from pelton.runtime.step import StepInputs, StepOutputs, greedy_sampling
 
 
 @dataclass

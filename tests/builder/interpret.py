@@ -11,7 +11,7 @@ from pelton.builder.graph import Graph, Value
 from pelton.builder.ops.base import StepContext
 from pelton.runtime.format.tensor_source import TensorSource
 from pelton.runtime.format.weight_eval import evaluate
-from pelton.runtime.step import SamplingInputs, StepInputs
+from pelton.runtime.step import StepInputs, greedy_sampling
 
 TOKENS_PER_BLOCK = 16
 MAX_SEQ_LEN = 128
@@ -53,7 +53,6 @@ class Interpreter:
         positions = [np.arange(start, start + len(ids), dtype=np.int32) for start, ids in parts.values()]
         table = np.stack([np.arange(self._blocks, dtype=np.int32) + s * self._blocks for s in parts])
         none = np.zeros(0, np.int32)
-        sampling = SamplingInputs(*([np.zeros(0, np.float32)] * 7), none.astype(np.uint64), *([none] * 6))  # type: ignore[arg-type]
         return StepInputs(
             token_ids=np.concatenate(tokens),
             positions=np.concatenate(positions),
@@ -62,5 +61,5 @@ class Interpreter:
             block_tables=tuple(table for _ in self.graph.kv_groups),
             logits_rows=none,
             row_seq=none,
-            sampling=sampling,
+            sampling=greedy_sampling(0),
         )

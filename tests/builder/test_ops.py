@@ -42,8 +42,7 @@ from pelton.builder.ops.generic import (
 from pelton.builder.text_parser import parse_type
 from pelton.runtime.errors import DriverError, GraphError
 from pelton.runtime.format.dtypes import DType
-from pelton.runtime.golden import greedy_sampling
-from pelton.runtime.step import StepInputs
+from pelton.runtime.step import StepInputs, greedy_sampling
 
 F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
 RNG = np.random.Generator(np.random.PCG64(11))

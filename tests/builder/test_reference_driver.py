@@ -12,8 +12,7 @@ from pelton.runtime.drivers.base import Driver
 from pelton.runtime.errors import DriverError
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.plan import decode_plan, encode_plan
-from pelton.runtime.golden import greedy_sampling
-from pelton.runtime.step import FROM_HISTORY, StepInputs
+from pelton.runtime.step import FROM_HISTORY, StepInputs, greedy_sampling
 from tests.builder.feeder import Feeder
 from tests.builder.tiny_engines import RANGES, TinyEngine, tiny_engine
 from tests.models import FAMILIES, reference_logits

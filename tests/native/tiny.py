@@ -25,7 +25,7 @@ from pelton.runtime.format.plan import (
     StateSpec,
     WeightRef,
 )
-from pelton.runtime.step import SamplingInputs, StepInputs
+from pelton.runtime.step import SamplingInputs, StepInputs, greedy_sampling
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB = 10
@@ -164,21 +164,5 @@ def make_step(
 
 
 def make_sampling(rows: int, **changes: Any) -> SamplingInputs:
-    """Greedy rows."""
-    made = SamplingInputs(
-        temperature=np.zeros(rows, np.float32),
-        top_k=np.zeros(rows, np.int32),
-        top_p=np.ones(rows, np.float32),
-        min_p=np.zeros(rows, np.float32),
-        repetition_penalty=np.ones(rows, np.float32),
-        presence_penalty=np.zeros(rows, np.float32),
-        frequency_penalty=np.zeros(rows, np.float32),
-        seed=np.zeros(rows, np.uint64),
-        num_logprobs=np.full(rows, -1, np.int32),
-        prompt_len=np.ones(rows, np.int32),
-        forced=np.full(rows, -1, np.int32),
-        bias_start=np.zeros(rows + 1, np.int32),
-        bias_ids=np.zeros(0, np.int32),
-        bias_values=np.zeros(0, np.float32),
-    )
-    return replace(made, **changes)
+    """Greedy rows whose prompt is one token."""
+    return replace(greedy_sampling(rows), **{"prompt_len": np.ones(rows, np.int32), **changes})
