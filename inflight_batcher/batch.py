@@ -9,24 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..runtime.format.plan import Ranges
-from ..runtime.step import FROM_HISTORY, NO_FORCED, SamplingInputs, StepInputs
+from ..runtime.step import FROM_HISTORY, NO_FORCED, ROW_PARAMETERS, SamplingInputs, StepInputs
 from .bias import Addends
 from .kv_cache import BlockCopy, KVCache
 from .sequence import Sequence
-
-#: Parameters that stay the same for all rows of a sequence, with their element types.
-_ROW_PARAMETERS: dict[str, type[np.generic]] = {
-    "temperature": np.float32,
-    "top_k": np.int32,
-    "top_p": np.float32,
-    "min_p": np.float32,
-    "repetition_penalty": np.float32,
-    "presence_penalty": np.float32,
-    "frequency_penalty": np.float32,
-    "seed": np.uint64,
-    "num_logprobs": np.int32,
-    "prompt_len": np.int32,
-}
 
 
 class Chunk(msgspec.Struct, eq=False):  # a Struct, like all that is made in every step: it is made without Python
@@ -75,7 +61,7 @@ class _Buffers:
         self.logits_rows = np.empty(rows, np.int32)
         self.row_seq = np.empty(rows, np.int32)
         self.forced = np.empty(rows, np.int32)
-        self.parameters = {name: np.empty(rows, kind) for name, kind in _ROW_PARAMETERS.items()}
+        self.parameters = {name: np.empty(rows, kind) for name, kind in ROW_PARAMETERS.items()}
         self.sampling: SamplingInputs | None = None  # of the last step packed here, when it may serve again
         self.sampling_key = b""
         # The last step packed here, while one just like it may follow: the same sequences, each one token further.
@@ -93,7 +79,7 @@ class StepArrays:
         self._turn = 0
         self._binds = 0  # changes of the parameters of any slot
         self._kv = kv
-        self._by_slot = {name: np.zeros(num_slots, kind) for name, kind in _ROW_PARAMETERS.items()}
+        self._by_slot = {name: np.zeros(num_slots, kind) for name, kind in ROW_PARAMETERS.items()}
         self._arange = np.arange(max(ranges.max_seq_len, ranges.max_num_tokens) + 1, dtype=np.int32)
         self._no_bias = np.zeros(ranges.max_logits_rows + 1, np.int32)
         self._no_ids, self._no_values = np.empty(0, np.int32), np.empty(0, np.float32)

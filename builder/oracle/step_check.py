@@ -6,7 +6,7 @@ import numpy as np
 
 from ...runtime.errors import DriverError
 from ...runtime.format.plan import Plan
-from ...runtime.step import FROM_HISTORY, NO_FORCED, StepInputs
+from ...runtime.step import FROM_HISTORY, NO_FORCED, ROW_PARAMETERS, StepInputs
 
 
 def check_allocation(plan: Plan, num_blocks: tuple[int, ...], num_slots: int) -> None:
@@ -120,25 +120,9 @@ def _check_tables(plan: Plan, step: StepInputs, num_blocks: tuple[int, ...]) -> 
                     raise DriverError(f"step input {name}: two sequences write block {block} in one step")
 
 
-#: Sampling parameters with one value a row.
-_PER_ROW: dict[str, type] = {
-    "temperature": np.float32,
-    "top_k": np.int32,
-    "top_p": np.float32,
-    "min_p": np.float32,
-    "repetition_penalty": np.float32,
-    "presence_penalty": np.float32,
-    "frequency_penalty": np.float32,
-    "seed": np.uint64,
-    "num_logprobs": np.int32,
-    "prompt_len": np.int32,
-    "forced": np.int32,
-}
-
-
 def _check_sampling(plan: Plan, step: StepInputs) -> None:
     sampling, rows = step.sampling, step.num_rows
-    for name, dtype in _PER_ROW.items():
+    for name, dtype in {**ROW_PARAMETERS, "forced": np.int32}.items():
         _array(f"sampling.{name}", getattr(sampling, name), dtype, (rows,))
     most = plan.ranges.max_logprobs
     wanted, forced = sampling.num_logprobs, sampling.forced
