@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -108,6 +109,18 @@ class StepOutputs:
     top_ids: NDArray[np.int32]  # [R, max_logprobs], best first, ties to the lower id; -1 past num_logprobs
     top_logprobs: NDArray[np.float32]  # [R, max_logprobs]
     logits: NDArray[np.float32] | None  # [R, V] when asked for
+
+
+class FinishedStep(msgspec.Struct, eq=False):  # a Struct, like all that is made in every step
+    """The StepHandle of a driver whose ``execute`` returns when the step has run."""
+
+    outputs: StepOutputs
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> StepOutputs:
+        return self.outputs
 
 
 @runtime_checkable

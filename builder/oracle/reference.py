@@ -8,31 +8,19 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ...runtime.drivers.base import check_allocation, empty_outputs
 from ...runtime.errors import DriverError
 from ...runtime.format.plan import KernelSpec, Launch, Operand, Plan, StateSpec
 from ...runtime.format.tensor_type import TOKEN_TYPE, TensorType
 from ...runtime.format.weight_eval import unpack
-from ...runtime.step import StepInputs, StepOutputs
+from ...runtime.step import FinishedStep, StepInputs
 from ..ops import Op, StepContext, op_from_attributes
 from ..ops.arrays import TOKEN_ARRAY
 from ..ops.fused import KVWrite, PagedAttention, QKVRopeWrite
 from ..text_parser import parse_type
-from .step_check import check_allocation, check_blocks, check_step
+from .step_check import check_blocks, check_step
 
 DEAD = 0xFF  # every byte of dead memory: NaN in each float type, -1 in each integer type
-
-
-class FinishedStep:
-    """A step that has run: the reference driver works at depth 1."""
-
-    def __init__(self, outputs: StepOutputs) -> None:
-        self._outputs = outputs
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> StepOutputs:
-        return self._outputs
 
 
 class ReferenceDriver:
@@ -105,7 +93,7 @@ class ReferenceDriver:
         self._ready()
         check_step(self.plan, inputs, self._num_blocks, self._num_slots)
         ranges = self.plan.ranges
-        outputs = _outputs(self.plan, inputs)
+        outputs = empty_outputs(self.plan, inputs.num_rows, inputs.want_logits)
         context = StepContext(
             step=inputs,
             states=self._states,
@@ -222,15 +210,3 @@ def _dying_buffers(plan: Plan) -> list[list[int]]:
         if index < plan.tail_start or first[buffer] >= plan.tail_start:
             dying[index].append(buffer)
     return dying
-
-
-def _outputs(plan: Plan, inputs: StepInputs) -> StepOutputs:
-    rows, best = inputs.num_rows, plan.ranges.max_logprobs
-    return StepOutputs(
-        tokens=np.full(rows, -1, np.int32),
-        logprobs=np.full(rows, -np.inf, np.float32),
-        ranks=np.zeros(rows, np.int32),
-        top_ids=np.full((rows, best), -1, np.int32),
-        top_logprobs=np.full((rows, best), -np.inf, np.float32),
-        logits=np.empty((rows, plan.vocab_size), np.float32) if inputs.want_logits else None,
-    )

@@ -9,15 +9,6 @@ from ...runtime.format.plan import Plan
 from ...runtime.step import FROM_HISTORY, NO_FORCED, ROW_PARAMETERS, StepInputs
 
 
-def check_allocation(plan: Plan, num_blocks: tuple[int, ...], num_slots: int) -> None:
-    """Raises DriverError unless there is at least one block in each group, and one slot."""
-    if len(num_blocks) != len(plan.kv_groups) or min(num_blocks, default=1) < 1 or num_slots < 1:
-        raise DriverError(
-            f"allocate({num_blocks}, {num_slots}): the plan has {len(plan.kv_groups)} KV groups; each needs at least"
-            " one block, and there must be at least one slot"
-        )
-
-
 def check_blocks(plan: Plan, num_blocks: tuple[int, ...], group: int, source: list[int], target: list[int]) -> None:
     """Raises DriverError unless the lists pair up and name existing blocks of an existing group."""
     if not 0 <= group < len(plan.kv_groups):

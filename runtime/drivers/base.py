@@ -4,8 +4,33 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
+from ..errors import DriverError
 from ..format.plan import Plan
-from ..step import StepHandle, StepInputs
+from ..step import StepHandle, StepInputs, StepOutputs
+
+
+def check_allocation(plan: Plan, num_blocks: tuple[int, ...], num_slots: int) -> None:
+    """Raises DriverError unless there is at least one block in each KV group, and one slot."""
+    if len(num_blocks) != len(plan.kv_groups) or min(num_blocks, default=1) < 1 or num_slots < 1:
+        raise DriverError(
+            f"allocate({num_blocks}, {num_slots}): the plan has {len(plan.kv_groups)} KV groups; each needs at least"
+            " one block, and there must be at least one slot"
+        )
+
+
+def empty_outputs(plan: Plan, rows: int, want_logits: bool) -> StepOutputs:
+    """Outputs for a step of this many rows to fill in; what no row asks for stays as it is here."""
+    best = plan.ranges.max_logprobs
+    return StepOutputs(
+        tokens=np.full(rows, -1, np.int32),
+        logprobs=np.full(rows, -np.inf, np.float32),
+        ranks=np.zeros(rows, np.int32),
+        top_ids=np.full((rows, best), -1, np.int32),
+        top_logprobs=np.full((rows, best), -np.inf, np.float32),
+        logits=np.empty((rows, plan.vocab_size), np.float32) if want_logits else None,
+    )
 
 
 @runtime_checkable

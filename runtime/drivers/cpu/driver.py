@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,25 +12,14 @@ from ...._core import MAX_WORKERS, CodeObject, NativeError, Region, Runner, Team
 from ...errors import DriverError
 from ...format.manifest import TargetEntry
 from ...format.plan import Launch, Operand, Plan
-from ...step import StepInputs, StepOutputs
+from ...step import FinishedStep, StepInputs
+from ..base import check_allocation, empty_outputs
 from .binding import EngineSections, block_bytes, check_states, limits, native_errors, state_bytes
 from .threads import CLAIMS, cpu_list, default_threads
 from .weights import WeightPlace, Weights, place_weights
 
 #: Argument kinds of the native runner (cpp/runtime/runner.h): an address, or _INPUT + index in STEP_INPUTS.
 _MEMORY, _INPUT = 0, 1
-
-
-class FinishedStep(msgspec.Struct, eq=False):
-    """A step that is complete: at depth 1, ``execute`` returns when the step has run."""
-
-    outputs: StepOutputs
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> StepOutputs:
-        return self.outputs
 
 
 class CpuDriver:
@@ -84,11 +72,7 @@ class CpuDriver:
         bound, plan = self._alive(), self.plan
         if self._running is not None:
             raise DriverError("allocate was called twice; close the driver and load the engine again")
-        if len(num_blocks) != len(plan.kv_groups) or min(num_blocks, default=1) < 1 or num_slots < 1:
-            raise DriverError(
-                f"allocate({num_blocks}, {num_slots}): the plan has {len(plan.kv_groups)} KV groups; each needs at "
-                "least one block, and there must be at least one slot"
-            )
+        check_allocation(plan, num_blocks, num_slots)
         with native_errors("allocate"):
             states = [Region(state_bytes(spec, plan, num_blocks, num_slots)) for spec in plan.states]
             paged = [
@@ -122,23 +106,12 @@ class CpuDriver:
         rows = inputs.logits_rows.shape[0]
         outputs = None if inputs.want_logits else running.runner.spare_outputs(rows)
         if outputs is None:
-            outputs = self._outputs(rows, inputs.want_logits)
+            outputs = empty_outputs(self.plan, rows, inputs.want_logits)
         try:
             running.runner.execute(inputs, outputs)
         except NativeError as error:
             raise DriverError(str(error)) from None
         return FinishedStep(outputs)
-
-    def _outputs(self, rows: int, want_logits: bool) -> StepOutputs:
-        best = self.plan.ranges.max_logprobs
-        return StepOutputs(
-            tokens=np.full(rows, -1, np.int32),
-            logprobs=np.full(rows, -np.inf, np.float32),
-            ranks=np.zeros(rows, np.int32),
-            top_ids=np.full((rows, best), -1, np.int32),
-            top_logprobs=np.full((rows, best), -np.inf, np.float32),
-            logits=np.empty((rows, self.plan.vocab_size), np.float32) if want_logits else None,
-        )
 
     def copy_blocks(self, group: int, source: list[int], target: list[int]) -> None:
         """Copy whole blocks in every layer of a group, in list order, before the next step."""
