@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+from pelton.builder.kernels import KernelCall
 from pelton.builder.ops.base import Op
 from pelton.builder.target import Sku, Target
 from pelton.runtime.format.dtypes import DType
@@ -116,6 +117,20 @@ def sku_of(target: Target) -> Sku:
     return target.sku
 
 
+class WrittenKernel:
+    """What most kernels written for one op are: for any CPU, without scratch. A kernel that is not says so itself."""
+
+    generic: ClassVar[bool] = False
+
+    def refuse(self, call: KernelCall, target: Target) -> str | None:
+        """None on any CPU."""
+        return refuse_target(target)
+
+    def scratch_bytes(self, call: KernelCall, target: Target) -> int:
+        """None needed."""
+        return 0
+
+
 def refuse_floats(types: Sequence[TensorType]) -> str | None:
     """None if every operand holds floats (tokens aside)."""
     for type_ in types:
@@ -125,6 +140,7 @@ def refuse_floats(types: Sequence[TensorType]) -> str | None:
 
 
 __all__ = [
+    "WrittenKernel",
     "constant",
     "cpp_config",
     "cpp_count",

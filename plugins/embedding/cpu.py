@@ -9,20 +9,26 @@ from pelton.builder.ops.base import Op
 from pelton.builder.ops.fused import Embedding, GatherRows
 from pelton.builder.target import Target
 
-from ..cpu_code import constant, cpp_config, cpp_count, cpp_kernel, cpp_type, expect, refuse_floats, refuse_target
+from ..cpu_code import (
+    WrittenKernel,
+    constant,
+    cpp_config,
+    cpp_count,
+    cpp_kernel,
+    cpp_type,
+    expect,
+    refuse_floats,
+    refuse_target,
+)
 
 
 @dataclass(frozen=True)
-class CpuEmbedding:
+class CpuEmbedding(WrittenKernel):
     name: str = "cpu.embedding"
     op: type[Op] = Embedding
-    generic: bool = False
 
     def refuse(self, call: KernelCall, target: Target) -> str | None:
         return refuse_target(target) or refuse_floats([call.inputs[1], *call.outputs])
-
-    def scratch_bytes(self, call: KernelCall, target: Target) -> int:
-        return 0
 
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
         op = expect(Embedding, call.op)
@@ -42,16 +48,9 @@ class CpuEmbedding:
 
 
 @dataclass(frozen=True)
-class CpuGatherRows:
+class CpuGatherRows(WrittenKernel):
     name: str = "cpu.gather_rows"
     op: type[Op] = GatherRows
-    generic: bool = False
-
-    def refuse(self, call: KernelCall, target: Target) -> str | None:
-        return refuse_target(target)
-
-    def scratch_bytes(self, call: KernelCall, target: Target) -> int:
-        return 0
 
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
         x = call.inputs[0]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from pelton.builder.kernels import KernelCall
-from pelton.builder.ops.base import Op
 from pelton.builder.target import Target
 from pelton.runtime.format.dtypes import DType
-from pelton.runtime.format.tensor_type import Dim
 
 from ..cpu_code import cpp_type, refuse_target
-
-OpT = TypeVar("OpT", bound=Op)
 
 
 class GenericKernel:
@@ -27,9 +23,9 @@ class GenericKernel:
                 return f"operand {type_} carries no data"
             if type_.layout != "rows":
                 return f"operand {type_} has layout {type_.layout}; generic code reads rows only"
-        return refuse_target(target) or self.refuse_call(call, target)
+        return refuse_target(target) or self.refuse_call(call)
 
-    def refuse_call(self, call: KernelCall, target: Target) -> str | None:
+    def refuse_call(self, call: KernelCall) -> str | None:
         """What this op cannot do, beyond the common conditions."""
         return None
 
@@ -45,17 +41,3 @@ def operand_pointers(call: KernelCall) -> str:
         spelling = cpp_type(type_.dtype) if i >= len(call.inputs) else f"const {cpp_type(type_.dtype)}"
         lines.append(f"[[maybe_unused]] auto *a{i} = static_cast<{spelling} *>(args[{i}]);")
     return "\n  ".join(lines)
-
-
-def need_op(call: KernelCall, kind: type[OpT]) -> OpT:
-    """The call's op as its own type; TypeError if the registry handed it to the wrong kernel."""
-    if not isinstance(call.op, kind):
-        raise TypeError(f"a kernel of {kind.name} was given {call.op}")
-    return call.op
-
-
-def constant(dim: Dim) -> int:
-    """A dim that the op's ``infer`` has found constant."""
-    if isinstance(dim, str):
-        raise TypeError(f"the symbolic dim {dim} stands where the op needs a constant")
-    return dim

@@ -106,7 +106,7 @@ class GenericUnary(GenericKernel):
     name: ClassVar[str] = "cpu.generic.unary"
     op: ClassVar[type[Op]] = Unary
 
-    def refuse_call(self, call: KernelCall, target: Target) -> str | None:
+    def refuse_call(self, call: KernelCall) -> str | None:
         if _kind(call) not in _unary_table(call):
             return f"unary {_kind(call)} has no meaning for {call.inputs[0].dtype.value}"
         return None
@@ -126,7 +126,7 @@ class GenericBinary(GenericKernel):
     name: ClassVar[str] = "cpu.generic.binary"
     op: ClassVar[type[Op]] = Binary
 
-    def refuse_call(self, call: KernelCall, target: Target) -> str | None:
+    def refuse_call(self, call: KernelCall) -> str | None:
         if _kind(call) not in _COMPARISONS and _kind(call) not in _binary_table(call):
             return f"binary {_kind(call)} has no meaning for {call.inputs[0].dtype.value}"
         return None

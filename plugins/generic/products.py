@@ -11,8 +11,8 @@ from pelton.builder.ops.generic import Linear, MatMul, Reduce, Softmax
 from pelton.builder.target import Target
 from pelton.runtime.format.dtypes import DType
 
-from ..cpu_code import cpp_kernel, cpp_type
-from .base import GenericKernel, constant, need_op, operand_pointers
+from ..cpu_code import constant, cpp_kernel, cpp_type, expect
+from .base import GenericKernel, operand_pointers
 from .space import Extent, Space, broadcast, product, row_major
 
 _FLOAT_STEP = {
@@ -39,7 +39,7 @@ class GenericReduce(GenericKernel):
 
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
         """Nested loops over the reduced axes inside the space of the kept ones."""
-        op, (x,) = need_op(call, Reduce), call.inputs
+        op, (x,) = expect(Reduce, call.op), call.inputs
         own = row_major(x.shape)
         reduced = sorted(a % x.rank for a in op.axes)
         kept = [a for a in range(x.rank) if a not in reduced]
@@ -84,7 +84,7 @@ class GenericSoftmax(GenericKernel):
 
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
         """The space of the other axes; input and output have the same strides."""
-        op, (x,) = need_op(call, Softmax), call.inputs
+        op, (x,) = expect(Softmax, call.op), call.inputs
         own = row_major(x.shape)
         axis = op.axis % x.rank
         kept = [a for a in range(x.rank) if a != axis]
@@ -105,7 +105,7 @@ class GenericMatMul(GenericKernel):
     name: ClassVar[str] = "cpu.generic.matmul"
     op: ClassVar[type[Op]] = MatMul
 
-    def refuse_call(self, call: KernelCall, target: Target) -> str | None:
+    def refuse_call(self, call: KernelCall) -> str | None:
         if not call.inputs[0].dtype.is_float:
             return f"matmul of {call.inputs[0].dtype.value} is not supported, only floats"
         return None
@@ -135,7 +135,7 @@ class GenericLinear(GenericKernel):
     name: ClassVar[str] = "cpu.generic.linear"
     op: ClassVar[type[Op]] = Linear
 
-    def refuse_call(self, call: KernelCall, target: Target) -> str | None:
+    def refuse_call(self, call: KernelCall) -> str | None:
         for type_ in call.inputs:
             if not type_.dtype.is_float:
                 return f"operand {type_} is not a float tensor"
@@ -143,7 +143,7 @@ class GenericLinear(GenericKernel):
 
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
         """Workers take outputs; every weight row is read once."""
-        op, (x, w) = need_op(call, Linear), call.inputs[:2]
+        op, (x, w) = expect(Linear, call.op), call.inputs[:2]
         n, k = (constant(d) for d in w.shape)
         rows = product([Extent.of(d) for d in x.shape[:-1]])
         bias, out = ("a2", "a3") if op.bias else ("static_cast<const float *>(nullptr)", "a2")

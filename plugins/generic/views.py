@@ -11,8 +11,8 @@ from pelton.builder.ops.base import Op
 from pelton.builder.ops.generic import Concat, Expand, Gather, Reshape, Slice, Transpose
 from pelton.builder.target import Target
 
-from ..cpu_code import cpp_kernel
-from .base import GenericKernel, constant, need_op, operand_pointers
+from ..cpu_code import constant, cpp_kernel, expect
+from .base import GenericKernel, operand_pointers
 from .space import Extent, Space, broadcast, product, row_major
 
 
@@ -54,7 +54,7 @@ class GenericTranspose(GenericKernel):
 
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
         """Output axis i is input axis axes[i]."""
-        op = need_op(call, Transpose)
+        op = expect(Transpose, call.op)
         own = row_major(call.inputs[0].shape)
         return _copy_kernel(call, symbol, [own[a] for a in op.axes])
 
@@ -80,7 +80,7 @@ class GenericSlice(GenericKernel):
 
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
         """The axis' stride is multiplied by the step; the start moves the base pointer."""
-        op = need_op(call, Slice)
+        op = expect(Slice, call.op)
         strides = list(row_major(call.inputs[0].shape))
         start = strides[op.axis] * Extent(op.start)
         strides[op.axis] = strides[op.axis] * Extent(op.step)
@@ -96,7 +96,7 @@ class GenericConcat(GenericKernel):
 
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
         """Blocks follow one another along the axis."""
-        axis = need_op(call, Concat).axis
+        axis = expect(Concat, call.op).axis
         out = row_major(call.outputs[0].shape)
         blocks, start = [], 0
         for i, type_ in enumerate(call.inputs):
@@ -117,7 +117,7 @@ class GenericGather(GenericKernel):
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
         """Every (outer, index) pair copies the axes after the gathered one."""
         data, index = call.inputs
-        axis = need_op(call, Gather).axis % data.rank
+        axis = expect(Gather, call.op).axis % data.rank
         block = product([Extent.of(d) for d in data.shape[axis + 1 :]])
         size = constant(data.shape[axis])
         outer = product([Extent.of(d) for d in data.shape[:axis]])

@@ -10,7 +10,7 @@ from pelton.builder.ops.fused import KVWrite, QKVRopeWrite
 from pelton.builder.target import Target
 from pelton.runtime.format.dtypes import DType
 
-from ..cpu_code import cpp_config, cpp_kernel, cpp_type, expect, refuse_target
+from ..cpu_code import WrittenKernel, cpp_config, cpp_kernel, cpp_type, expect, refuse_target
 
 
 def refuse_kv(dtype: DType, head_dim: int, tokens_per_block: int) -> str | None:
@@ -25,17 +25,13 @@ def refuse_kv(dtype: DType, head_dim: int, tokens_per_block: int) -> str | None:
 
 
 @dataclass(frozen=True)
-class CpuKVWrite:
+class CpuKVWrite(WrittenKernel):
     name: str = "cpu.kv_write"
     op: type[Op] = KVWrite
-    generic: bool = False
 
     def refuse(self, call: KernelCall, target: Target) -> str | None:
         op = expect(KVWrite, call.op)
         return refuse_target(target) or refuse_kv(op.dtype, op.head_dim, call.ranges.tokens_per_block)
-
-    def scratch_bytes(self, call: KernelCall, target: Target) -> int:
-        return 0
 
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
         op = expect(KVWrite, call.op)
@@ -53,17 +49,13 @@ class CpuKVWrite:
 
 
 @dataclass(frozen=True)
-class CpuQKVRopeWrite:
+class CpuQKVRopeWrite(WrittenKernel):
     name: str = "cpu.qkv_rope_write"
     op: type[Op] = QKVRopeWrite
-    generic: bool = False
 
     def refuse(self, call: KernelCall, target: Target) -> str | None:
         op = expect(QKVRopeWrite, call.op)
         return refuse_target(target) or refuse_kv(op.kv_dtype, op.head_dim, call.ranges.tokens_per_block)
-
-    def scratch_bytes(self, call: KernelCall, target: Target) -> int:
-        return 0
 
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
         op = expect(QKVRopeWrite, call.op)

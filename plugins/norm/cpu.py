@@ -9,20 +9,26 @@ from pelton.builder.ops.base import Op
 from pelton.builder.ops.fused import RMSNorm
 from pelton.builder.target import Target
 
-from ..cpu_code import constant, cpp_config, cpp_count, cpp_kernel, cpp_type, expect, refuse_floats, refuse_target
+from ..cpu_code import (
+    WrittenKernel,
+    constant,
+    cpp_config,
+    cpp_count,
+    cpp_kernel,
+    cpp_type,
+    expect,
+    refuse_floats,
+    refuse_target,
+)
 
 
 @dataclass(frozen=True)
-class CpuRMSNorm:
+class CpuRMSNorm(WrittenKernel):
     name: str = "cpu.rms_norm"
     op: type[Op] = RMSNorm
-    generic: bool = False
 
     def refuse(self, call: KernelCall, target: Target) -> str | None:
         return refuse_target(target) or refuse_floats([*call.inputs, *call.outputs])
-
-    def scratch_bytes(self, call: KernelCall, target: Target) -> int:
-        return 0
 
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
         op = expect(RMSNorm, call.op)

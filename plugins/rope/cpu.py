@@ -9,20 +9,13 @@ from pelton.builder.ops.base import Op
 from pelton.builder.ops.fused import Rope, RopeTable
 from pelton.builder.target import Target
 
-from ..cpu_code import constant, cpp_config, cpp_count, cpp_kernel, expect, refuse_target
+from ..cpu_code import WrittenKernel, constant, cpp_config, cpp_count, cpp_kernel, expect
 
 
 @dataclass(frozen=True)
-class CpuRopeTable:
+class CpuRopeTable(WrittenKernel):
     name: str = "cpu.rope_table"
     op: type[Op] = RopeTable
-    generic: bool = False
-
-    def refuse(self, call: KernelCall, target: Target) -> str | None:
-        return refuse_target(target)
-
-    def scratch_bytes(self, call: KernelCall, target: Target) -> int:
-        return 0
 
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
         op = expect(RopeTable, call.op)
@@ -33,16 +26,9 @@ class CpuRopeTable:
 
 
 @dataclass(frozen=True)
-class CpuRope:
+class CpuRope(WrittenKernel):
     name: str = "cpu.rope"
     op: type[Op] = Rope
-    generic: bool = False
-
-    def refuse(self, call: KernelCall, target: Target) -> str | None:
-        return refuse_target(target)
-
-    def scratch_bytes(self, call: KernelCall, target: Target) -> int:
-        return 0
 
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
         op = expect(Rope, call.op)

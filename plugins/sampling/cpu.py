@@ -10,27 +10,18 @@ from pelton.builder.ops.base import Op
 from pelton.builder.ops.fused import ResolveTokens, Sample
 from pelton.builder.target import Target
 
-from ..cpu_code import cpp_kernel, refuse_target
+from ..cpu_code import WrittenKernel, cpp_kernel, expect, refuse_target
 
 #: Weights of 2^30 times this many tokens stay exact in fp64.
 _MAX_VOCAB = 1 << 22
 
 
 @dataclass(frozen=True)
-class ResolveTokensKernel:
+class ResolveTokensKernel(WrittenKernel):
     """Fills in token ids that an earlier step sampled; workers take tokens in turns."""
 
     name: ClassVar[str] = "cpu.resolve_tokens"
     op: ClassVar[type[Op]] = ResolveTokens
-    generic: ClassVar[bool] = False
-
-    def refuse(self, call: KernelCall, target: Target) -> str | None:
-        """None on any CPU."""
-        return refuse_target(target)
-
-    def scratch_bytes(self, call: KernelCall, target: Target) -> int:
-        """None needed."""
-        return 0
 
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
         """Instantiate pelton::resolve_tokens."""
@@ -39,36 +30,29 @@ class ResolveTokensKernel:
 
 
 @dataclass(frozen=True)
-class SampleKernel:
+class SampleKernel(WrittenKernel):
     """Logits to tokens and logprobs; each row is one worker's. Greedy rows need no scratch."""
 
     name: ClassVar[str] = "cpu.sample"
     op: ClassVar[type[Op]] = Sample
-    generic: ClassVar[bool] = False
 
     def refuse(self, call: KernelCall, target: Target) -> str | None:
         """None on any CPU, for vocabularies up to 2^22."""
-        op = _sample(call)
+        op = expect(Sample, call.op)
         if op.vocab_size > _MAX_VOCAB:
             return f"the vocabulary {op.vocab_size} is larger than {_MAX_VOCAB}"
         return refuse_target(target)
 
     def scratch_bytes(self, call: KernelCall, target: Target) -> int:
         """Adjusted logits and two id arrays for each row that can be in work at once."""
-        room = (12 * _sample(call).vocab_size + 63) // 64 * 64
+        room = (12 * expect(Sample, call.op).vocab_size + 63) // 64 * 64
         return room * min(MAX_WORKERS, call.ranges.logits_chunk)
 
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
         """Instantiate pelton::sample."""
-        op = _sample(call)
+        op = expect(Sample, call.op)
         constants = f"{op.vocab_size}, {op.max_logprobs}, {call.ranges.max_seq_len}"
         return cpp_kernel(symbol, "sample.h", f"pelton::sample<{constants}>(step, args, worker);")
-
-
-def _sample(call: KernelCall) -> Sample:
-    if not isinstance(call.op, Sample):
-        raise TypeError(f"cpu.sample was given {call.op}")
-    return call.op
 
 
 KERNELS: tuple[Kernel, ...] = (ResolveTokensKernel(), SampleKernel())
