@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,10 +73,7 @@ class KernelRegistry:
     def select(self, call: KernelCall, target: Target) -> Kernel:
         """The kernel for a call; raises NoKernelError with every candidate's reason."""
         reasons = []
-        for kernel in self._kernels:
-            if kernel.op is not type(call.op):
-                continue
-            reason = kernel.refuse(call, target)
+        for kernel, reason in self._tried(call, target):
             if reason is None:
                 return kernel
             reasons.append(f"  {kernel.name}: {reason}")
@@ -86,12 +83,13 @@ class KernelRegistry:
 
     def refusals(self, call: KernelCall, target: Target) -> dict[str, str]:
         """Why each kernel tried before the selected one refused, by kernel name (for the build report)."""
-        found: dict[str, str] = {}
+        return {kernel.name: reason for kernel, reason in self._tried(call, target) if reason is not None}
+
+    def _tried(self, call: KernelCall, target: Target) -> Iterator[tuple[Kernel, str | None]]:
+        """Kernels of the op with their reasons, up to the first that takes the call."""
         for kernel in self._kernels:
-            if kernel.op is not type(call.op):
-                continue
-            reason = kernel.refuse(call, target)
-            if reason is None:
-                break
-            found[kernel.name] = reason
-        return found
+            if kernel.op is type(call.op):
+                reason = kernel.refuse(call, target)
+                yield kernel, reason
+                if reason is None:
+                    return
