@@ -13,7 +13,7 @@ from ..runtime.errors import BuildError
 class Sku:
     """A class of CPUs by features. ``features`` are the names in /proc/cpuinfo that the code needs.
 
-    ``dot``: the 16-bit dot product the GEMM and attention kernels use ("none" widens to fp32 FMA).
+    ``dot``: the 16-bit dot product of the GEMM kernels ("none" widens to fp32 FMA); ``vector_dot`` that of others.
     """
 
     name: str
@@ -22,6 +22,11 @@ class Sku:
     compiler_flags: tuple[str, ...]
     dot: str = "none"  # none | avx512_bf16 | amx_bf16
     rank: int = 0  # the runtime picks the highest rank that the host supports
+
+    @property
+    def vector_dot(self) -> str:
+        """What attention, which works on vectors, uses: a SKU with tiles has the dot product on vectors, too."""
+        return "avx512_bf16" if self.dot == "amx_bf16" else self.dot
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ CPU_SKUS: dict[str, Sku] = {
         Sku("x86-64-v3", 256, _V3, _V3_FLAGS, "none", 30),
         Sku("x86-64-v4", 512, _V4, _V4_FLAGS, "none", 40),
         Sku("x86-64-v4+vnni+bf16", 512, _BF16, _BF16_FLAGS, "avx512_bf16", 50),
-        Sku("sapphirerapids", 512, _SPR, _SPR_FLAGS, "avx512_bf16", 60),
+        Sku("sapphirerapids", 512, _SPR, _SPR_FLAGS, "amx_bf16", 60),
     )
 }
 

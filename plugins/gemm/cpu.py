@@ -1,4 +1,4 @@
-"""GEMM on CPUs: one template; the SKU's dot product decides the arithmetic."""
+"""GEMM on CPUs: the SKU's dot product decides the arithmetic; all else is shared."""
 
 from __future__ import annotations
 
@@ -20,42 +20,15 @@ from ..cpu_code import (
     expect,
     refuse_target,
 )
+from .tactics import TILE_DEPTH, AmxTactic, GemmTactic
 
 _REDUNDANT_ROWS = 4  # rows that every worker stages for itself (cpp/kernels/gemm.h: kRedundantRows)
-_LINE = 64  # bytes that 16 outputs take in one step of the dot product, whatever the type
-
-
-@dataclass(frozen=True)
-class GemmTactic:
-    """How a GEMM over many rows is blocked (fewer rows than a tile's stream the panels); results do not depend on it.
-
-    ``tile_rows`` x ``tile_panels`` vectors of 16 outputs are accumulated in registers. The panels of a tile stay in
-    the L2 cache for ``super_rows`` rows, ``block_steps`` steps of the dot product at a time.
-    """
-
-    tile_rows: int
-    tile_panels: int
-    super_rows: int
-    block_steps: int
-
-    @staticmethod
-    def choose(k: int, compute: DType, vector_bits: int) -> GemmTactic:
-        """Registers: 32 of 512 bits hold 8 x 2 sums beside their operands, 16 of 256 bits (two to a vector) 6 x 1.
-
-        L2 (1 MiB with AVX-512, 512 KiB on older cores): three quarters hold the panels in use and those read ahead.
-        Rows: 256 of them are few enough for the L3 share of a core, and many enough for each read of a panel.
-        """
-        rows, panels, l2 = (8, 2, 1 << 20) if vector_bits >= 512 else (6, 1, 512 << 10)
-        steps = -(-k * compute.itemsize // 4)
-        most = l2 * 3 // 4 // (2 * panels * _LINE)
-        return GemmTactic(rows, panels, 256, -(-steps // -(-steps // most)))
-
 
 @dataclass(frozen=True)
 class CpuGemm:
     """``dot`` names the 16-bit dot product used, "none" = widen to fp32 and fused multiply-add.
 
-    ``tactic`` None leaves the choice to the model of the SKU.
+    ``tactic`` None leaves the choice to the model of the SKU; "amx_bf16" takes an AmxTactic, the others a GemmTactic.
     """
 
     name: str
@@ -63,7 +36,7 @@ class CpuGemm:
     dot: str
     op: type[Op] = Gemm
     generic: bool = False
-    tactic: GemmTactic | None = None
+    tactic: GemmTactic | AmxTactic | None = None
 
     def refuse(self, call: KernelCall, target: Target) -> str | None:
         reason = refuse_target(target, self.vector_bits)
@@ -81,10 +54,10 @@ class CpuGemm:
 
     def scratch_bytes(self, call: KernelCall, target: Target) -> int:
         op = expect(Gemm, call.op)
-        staged = DType.BF16 if self.dot == "avx512_bf16" else DType.F32
+        staged = DType.F32 if self.dot == "none" else DType.BF16
         x = call.inputs[0]
         k = constant(x.shape[-1])
-        step = 1 if op.compute is DType.F32 else 2
+        step = TILE_DEPTH if self.dot == "amx_bf16" else 1 if op.compute is DType.F32 else 2
         if op.prologue == "none" and x.dtype == staged == op.compute and k % step == 0:
             return 0
         rows = 1
@@ -113,15 +86,22 @@ class CpuGemm:
                 "kSoftcap": op.softcap,
                 "kScale": op.scale,
                 "kResidual": op.residual,
-                **cpp_members(self.tactic or GemmTactic.choose(constant(w.shape[1]), op.compute, self.vector_bits)),
+                **cpp_members(self.tactic or self._choose(constant(w.shape[1]), op.compute)),
             },
             f"static PELTON_INLINE pelton::F32 activation(pelton::F32 v) {{ return {activation}; }}",
         )
         rows = cpp_count(x.shape[:-1])
-        return cpp_kernel(symbol, "gemm.h", f"pelton::gemm<{symbol}_config>(args, worker, {rows});", config)
+        name = "gemm_amx" if self.dot == "amx_bf16" else "gemm"
+        return cpp_kernel(symbol, f"{name}.h", f"pelton::{name}<{symbol}_config>(args, worker, {rows});", config)
+
+    def _choose(self, k: int, compute: DType) -> GemmTactic | AmxTactic:
+        if self.dot == "amx_bf16":
+            return AmxTactic.choose(k)
+        return GemmTactic.choose(k, compute, self.vector_bits)
 
 
 KERNELS: tuple[Kernel, ...] = (
+    CpuGemm("cpu.gemm.amx_bf16", 512, "amx_bf16"),
     CpuGemm("cpu.gemm.avx512_bf16", 512, "avx512_bf16"),
     CpuGemm("cpu.gemm.avx512", 512, "none"),
     CpuGemm("cpu.gemm.avx2", 256, "none"),

@@ -18,7 +18,7 @@ from pelton.builder.codegen.cache import ObjectCache
 from pelton.builder.codegen.cpu import compile_cpu
 from pelton.builder.kernels import Kernel, KernelCall, KernelRegistry
 from pelton.builder.ops.base import Op
-from pelton.builder.target import CPU_SKUS, Target
+from pelton.builder.target import CPU_SKUS, Sku, Target
 from pelton.plugins import KERNELS
 from pelton.runtime.drivers.cpu.host import host_features
 from pelton.runtime.format.dtypes import DType
@@ -115,17 +115,26 @@ _NEWEST = {
     "x86-64-v4": "avx512vl",
     "x86-64-v4+vnni+bf16": "avx512_bf16",
     "sapphirerapids": "amx_bf16",
+    "emulated-amx": "avx512_bf16",
 }
+
+
+#: A SKU of tests alone: the GEMM on tiles of sapphirerapids, the tile instructions emulated (amx_emulated.h), for CPUs
+#: that have all the rest.
+_BF16_SKU = CPU_SKUS["x86-64-v4+vnni+bf16"]
+EMULATED_AMX = Sku(
+    "emulated-amx", 512, _BF16_SKU.features, (*_BF16_SKU.compiler_flags, "-DPELTON_EMULATED_AMX"), "amx_bf16", 55
+)
 
 
 def sku_params(dtype: DType | None = None, *before: Any) -> list[Any]:
     """Test parameters (*before, SKU name) for the SKUs on which code differs: two ways to multiply, for bf16 more."""
-    names = list(CPU_SKUS) if dtype is BF16 else list(CPU_SKUS)[:2]
+    names = [*CPU_SKUS, EMULATED_AMX.name] if dtype is BF16 else list(CPU_SKUS)[:2]
     return [pytest.param(*before, name, marks=pytest.mark.isa(_NEWEST[name])) for name in names]
 
 
 def target_of(sku: str) -> Target:
-    return Target("cpu", CPU_SKUS[sku])
+    return Target("cpu", EMULATED_AMX if sku == EMULATED_AMX.name else CPU_SKUS[sku])
 
 
 def make_call(

@@ -65,7 +65,8 @@ def test_selection_follows_the_dot_product() -> None:
     assert name("x86-64-v4", BF16) == "cpu.gemm.avx512"
     assert name("x86-64-v4+vnni+bf16", BF16) == "cpu.gemm.avx512_bf16"
     assert name("x86-64-v4+vnni+bf16", F16) == "cpu.gemm.avx512"
-    assert name("sapphirerapids", BF16) == "cpu.gemm.avx512_bf16"
+    assert name("sapphirerapids", BF16) == "cpu.gemm.amx_bf16"
+    assert name("sapphirerapids", F16) == "cpu.gemm.avx512"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+// How a GEMM's rows and panels are gone through, whatever multiplies them.
+//
+// Few rows walk the panels one at a time: one sequential stream per worker, read ahead. More rows
+// keep kTileRows x kTilePanels sums in registers: a group of panels stays in the cache while the
+// rows pass by, and the next group is brought there meanwhile. Workers split (group, row block)
+// tiles. An output's arithmetic is the same in all of these, so results never depend on them.
+//
+// Blocks is a GemmRows with two more functions, for a block of rows from first_row on (those past
+// the end are not stored):
+//   stream<M>(ready, first_row, unit): M rows times one unit, all of k.
+//   tile<FIRST, LAST>(ready, first_row, group, from, sums, ahead): a tile of the tactic, the block
+//     of k from step `from` on; FIRST starts at zero, else at `sums`; LAST finishes the outputs,
+//     else `sums` are left for the next block. Meanwhile memory at `ahead` is read ahead.
+#pragma once
+#include "gemm_rows.h"
+
+namespace pelton {
+
+template <int M, class Blocks>
+PELTON_INLINE void run_streams(Blocks& blocks, const typename Blocks::X* ready,
+                               const pelton_worker* worker) {
+  const Range mine = share(Blocks::kUnits, worker);
+  for (int64_t unit = mine.begin; unit < mine.end; ++unit) {
+    for (int64_t row = 0; row < blocks.rows; row += M) {
+      blocks.template stream<M>(ready, row, unit);
+    }
+  }
+}
+
+// Row blocks [begin, end), none further than kSuperBlocks from the first, times a group.
+template <class B>
+PELTON_INLINE void group_rows(B& blocks, const typename B::X* ready, int64_t group, int64_t begin,
+                              int64_t end, typename B::Sums& sums) {
+  constexpr int M = B::M, P = B::P, kAhead = B::kAhead;
+  for (int64_t from = 0; from < B::kSteps; from += B::kBlockSteps) {
+    const bool last = B::kOneBlock || from + B::kBlockSteps >= B::kSteps;
+    // What comes next: the following steps of these panels, or the first ones of the next group.
+    const int64_t next = last ? (smaller(group + 1, B::kGroups - 1) * P) * B::kPanel
+                              : group * P * B::kPanel + (from + B::kBlockSteps) * B::kAdvance;
+    for (int64_t b = begin; b < end; ++b) {
+      const char* ahead[kAhead];
+      for (int a = 0; a < kAhead; ++a) {
+        const int64_t panel = smaller<int64_t>((b - begin) * kAhead + a, P - 1);
+        ahead[a] = reinterpret_cast<const char*>(blocks.weight + next + panel * B::kPanel);
+      }
+      auto& own = sums[B::kOneBlock ? 0 : b - begin];
+      if constexpr (B::kOneBlock) {
+        blocks.template tile<true, true>(ready, b * M, group, 0, own, ahead);
+      } else if (from == 0) {
+        blocks.template tile<true, false>(ready, b * M, group, from, own, ahead);
+      } else if (!last) {
+        blocks.template tile<false, false>(ready, b * M, group, from, own, ahead);
+      } else {
+        blocks.template tile<false, true>(ready, b * M, group, from, own, ahead);
+      }
+    }
+  }
+}
+
+// Tiles in order: super rows, group, row block. This worker does a contiguous part of them.
+template <class B>
+PELTON_INLINE void run_tiles(B& blocks, const typename B::X* ready, const pelton_worker* worker) {
+  constexpr int M = B::M;
+  const int64_t row_blocks = divide_up(blocks.rows, M);
+  const Range mine = share(B::kGroups * row_blocks, worker);
+  typename B::Sums sums;
+  for (int64_t i = mine.begin; i < mine.end;) {
+    const int64_t above = i / (B::kGroups * B::kSuperBlocks) * B::kSuperBlocks;  // blocks before
+    const int64_t here = smaller(B::kSuperBlocks, row_blocks - above);
+    const int64_t at = i - above * B::kGroups, group = at / here, begin = at % here;
+    const int64_t end = smaller(here, begin + mine.end - i);
+    const int64_t unit = group * B::kGroup, units = smaller(B::kGroup, B::kUnits - unit);
+    if constexpr (B::kTiled) {
+      if (units == B::kGroup) group_rows(blocks, ready, group, above + begin, above + end, sums);
+    }
+    if (!B::kTiled || units != B::kGroup) {
+      for (int64_t u = unit; u < unit + units; ++u) {
+        for (int64_t b = begin; b < end; ++b) {
+          blocks.template stream<M>(ready, (above + b) * M, u);
+        }
+      }
+    }
+    i += end - begin;
+  }
+}
+
+}  // namespace pelton
