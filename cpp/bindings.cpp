@@ -13,6 +13,7 @@
 #include "bindings_roofs.h"
 #include "error.h"
 #include "runner.h"
+#include "tiles.h"
 
 namespace nb = nanobind;
 using namespace pelton;
@@ -258,6 +259,7 @@ NB_MODULE(_core, m) {
   m.attr("ABI_VERSION") = PELTON_ABI_VERSION;
   m.attr("MAX_WORKERS") = kMaxWorkers;
   nb::exception<Error>(m, "NativeError", PyExc_RuntimeError);
+  m.def("request_tile_permission", &request_tile_permission);
 
   nb::class_<Region>(m, "Region")
       .def(nb::init<size_t>(), nb::arg("nbytes"))

@@ -15,6 +15,9 @@ MAX_WORKERS: int
 class NativeError(RuntimeError):
     """Any failure of this module; the message names culprit and remedy."""
 
+def request_tile_permission() -> None:
+    """Ask Linux to let this process use tile registers (AMX); NativeError says why not."""
+
 class Region:
     """Zeroed memory on huge pages where possible, touched lazily. Lives as long as it or a view of it."""
 

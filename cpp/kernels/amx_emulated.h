@@ -35,12 +35,12 @@ inline void clear_tile(EmulatedTiles& tiles, int tile) {
   __builtin_memset(tiles.bytes[tile], 0, sizeof tiles.bytes[tile]);
 }
 
-inline void tile_release() {
+inline void release_tiles() {
   EmulatedTiles* tiles = tiles_of(this_thread());
   if (tiles != nullptr) __atomic_store_n(&tiles->thread, 0, __ATOMIC_RELEASE);
 }
 
-inline void tile_config(const TileConfig* config) {
+inline void configure_tiles(const TileConfig* config) {
   if (config->palette != 1 || config->start_row != 0) __builtin_trap();
   for (uint8_t byte : config->reserved) {
     if (byte != 0) __builtin_trap();
@@ -65,27 +65,22 @@ inline void tile_config(const TileConfig* config) {
   for (int tile = 0; tile < kTileRegisters; ++tile) clear_tile(*tiles, tile);
 }
 
-template <int TILE>
-void tile_zero() {
-  clear_tile(tiles_with(TILE), TILE);
-}
+inline void zero_tile(int tile) { clear_tile(tiles_with(tile), tile); }
 
-template <int TILE>
-void tile_load(const void* from, int64_t stride) {
-  EmulatedTiles& tiles = tiles_with(TILE);
-  clear_tile(tiles, TILE);
-  for (int row = 0; row < tiles.config.rows[TILE]; ++row) {
-    __builtin_memcpy(tiles.bytes[TILE][row], static_cast<const char*>(from) + row * stride,
-                     tiles.config.row_bytes[TILE]);
+inline void load_tile(int tile, const void* from, int64_t stride) {
+  EmulatedTiles& tiles = tiles_with(tile);
+  clear_tile(tiles, tile);
+  for (int row = 0; row < tiles.config.rows[tile]; ++row) {
+    __builtin_memcpy(tiles.bytes[tile][row], static_cast<const char*>(from) + row * stride,
+                     tiles.config.row_bytes[tile]);
   }
 }
 
-template <int TILE>
-void tile_store(void* to, int64_t stride) {
-  const EmulatedTiles& tiles = tiles_with(TILE);
-  for (int row = 0; row < tiles.config.rows[TILE]; ++row) {
-    __builtin_memcpy(static_cast<char*>(to) + row * stride, tiles.bytes[TILE][row],
-                     tiles.config.row_bytes[TILE]);
+inline void store_tile(int tile, void* to, int64_t stride) {
+  const EmulatedTiles& tiles = tiles_with(tile);
+  for (int row = 0; row < tiles.config.rows[tile]; ++row) {
+    __builtin_memcpy(static_cast<char*>(to) + row * stride, tiles.bytes[tile][row],
+                     tiles.config.row_bytes[tile]);
   }
 }
 
@@ -122,22 +117,43 @@ inline void dot_row_bf16(float* sums, const uint16_t* a, const uint16_t (*b)[32]
   }
 }
 
-template <int SUMS, int A, int B>
-void tile_dot_bf16() {
-  static_assert(SUMS != A && SUMS != B && A != B);
-  EmulatedTiles& tiles = tiles_with(SUMS);
-  tiles_with(A), tiles_with(B);
-  const TileConfig& config = tiles.config;
-  const int rows = config.rows[SUMS], columns = config.row_bytes[SUMS] / 4, pairs = config.rows[B];
-  if (config.rows[A] != rows || config.row_bytes[A] / 4 != pairs) __builtin_trap();
-  if (config.row_bytes[B] != config.row_bytes[SUMS]) __builtin_trap();
+inline void dot_tiles_bf16(int to, int left, int right) {
+  if (to == left || to == right || left == right) __builtin_trap();
+  EmulatedTiles& tiles = tiles_with(to);
+  tiles_with(left), tiles_with(right);
+  const uint8_t* rows = tiles.config.rows;
+  const int columns = tiles.config.row_bytes[to] / 4, pairs = rows[right];
+  if (rows[left] != rows[to] || tiles.config.row_bytes[left] / 4 != pairs) __builtin_trap();
+  if (tiles.config.row_bytes[right] != tiles.config.row_bytes[to]) __builtin_trap();
   uint16_t a[kTileHeight][32], b[kTileHeight][32];
   float sums[kTileHeight][16];
-  __builtin_memcpy(a, tiles.bytes[A], sizeof a);
-  __builtin_memcpy(b, tiles.bytes[B], sizeof b);
-  __builtin_memcpy(sums, tiles.bytes[SUMS], sizeof sums);
-  for (int row = 0; row < rows; ++row) dot_row_bf16(sums[row], a[row], b, pairs, columns);
-  __builtin_memcpy(tiles.bytes[SUMS], sums, sizeof sums);
+  __builtin_memcpy(a, tiles.bytes[left], sizeof a);
+  __builtin_memcpy(b, tiles.bytes[right], sizeof b);
+  __builtin_memcpy(sums, tiles.bytes[to], sizeof sums);
+  for (int row = 0; row < rows[to]; ++row) dot_row_bf16(sums[row], a[row], b, pairs, columns);
+  __builtin_memcpy(tiles.bytes[to], sums, sizeof sums);
+}
+
+// --- as kernels call them, see amx.h
+// --------------------------------------------------------------
+
+inline void tile_config(const TileConfig* config) { configure_tiles(config); }
+inline void tile_release() { release_tiles(); }
+template <int TILE>
+void tile_zero() {
+  zero_tile(TILE);
+}
+template <int TILE>
+void tile_load(const void* from, int64_t stride) {
+  load_tile(TILE, from, stride);
+}
+template <int TILE>
+void tile_store(void* to, int64_t stride) {
+  store_tile(TILE, to, stride);
+}
+template <int SUMS, int A, int B>
+void tile_dot_bf16() {
+  dot_tiles_bf16(SUMS, A, B);
 }
 
 }  // namespace pelton

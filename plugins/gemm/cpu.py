@@ -24,6 +24,7 @@ from .tactics import TILE_DEPTH, AmxTactic, GemmTactic
 
 _REDUNDANT_ROWS = 4  # rows that every worker stages for itself (cpp/kernels/gemm.h: kRedundantRows)
 
+
 @dataclass(frozen=True)
 class CpuGemm:
     """``dot`` names the 16-bit dot product used, "none" = widen to fp32 and fused multiply-add.

@@ -18,12 +18,14 @@ from pelton.builder.codegen.cache import ObjectCache
 from pelton.builder.codegen.cpu import compile_cpu
 from pelton.builder.kernels import Kernel, KernelCall, KernelRegistry
 from pelton.builder.ops.base import Op
-from pelton.builder.target import CPU_SKUS, Sku, Target
+from pelton.builder.target import CPU_SKUS, Target
 from pelton.plugins import KERNELS
 from pelton.runtime.drivers.cpu.host import host_features
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.plan import Ranges
 from pelton.runtime.format.tensor_type import TOKEN_TYPE, TensorType
+
+from .amx import EMULATED_AMX, TRAPPED_AMX
 
 F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
 RANGES = Ranges(
@@ -109,6 +111,8 @@ def host_skus() -> tuple[str, ...]:
     return tuple(name for name, sku in CPU_SKUS.items() if set(sku.features) <= features)
 
 
+_SKUS = CPU_SKUS | {sku.name: sku for sku in (EMULATED_AMX, TRAPPED_AMX)}
+
 #: The newest feature of each SKU: what the marker of a test on it asks for.
 _NEWEST = {
     "x86-64-v3": "avx2",
@@ -119,14 +123,6 @@ _NEWEST = {
 }
 
 
-#: A SKU of tests alone: the GEMM on tiles of sapphirerapids, the tile instructions emulated (amx_emulated.h), for CPUs
-#: that have all the rest.
-_BF16_SKU = CPU_SKUS["x86-64-v4+vnni+bf16"]
-EMULATED_AMX = Sku(
-    "emulated-amx", 512, _BF16_SKU.features, (*_BF16_SKU.compiler_flags, "-DPELTON_EMULATED_AMX"), "amx_bf16", 55
-)
-
-
 def sku_params(dtype: DType | None = None, *before: Any) -> list[Any]:
     """Test parameters (*before, SKU name) for the SKUs on which code differs: two ways to multiply, for bf16 more."""
     names = [*CPU_SKUS, EMULATED_AMX.name] if dtype is BF16 else list(CPU_SKUS)[:2]
@@ -134,7 +130,7 @@ def sku_params(dtype: DType | None = None, *before: Any) -> list[Any]:
 
 
 def target_of(sku: str) -> Target:
-    return Target("cpu", EMULATED_AMX if sku == EMULATED_AMX.name else CPU_SKUS[sku])
+    return Target("cpu", _SKUS[sku])
 
 
 def make_call(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...._core import MAX_WORKERS, CodeObject, NativeError, Region, Runner, Team
+from ...._core import MAX_WORKERS, CodeObject, NativeError, Region, Runner, Team, request_tile_permission
 from ...errors import DriverError
 from ...format.manifest import TargetEntry
 from ...format.plan import Launch, Operand, Plan
@@ -45,6 +45,8 @@ class CpuDriver:
         self.plan = engine.plan(target.key)
         check_states(self.plan)
         with native_errors(f"target {target.key}"):
+            if "amx_tile" in target.features:
+                request_tile_permission()
             code = CodeObject(engine.code(target.key))
             for spec in self.plan.kernels:
                 code.kernel(spec.symbol)

@@ -1,0 +1,200 @@
+"""GEMM on AMX tiles, by emulation: the instruction's arithmetic, the kernel's bits, the compiled object."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import itertools
+import mmap
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pelton.builder.codegen.cache import ObjectCache
+from pelton.builder.codegen.cpu import compile_cpu
+from pelton.builder.kernels import KernelRegistry
+from pelton.plugins import KERNELS
+from pelton.plugins.gemm.cpu import CpuGemm
+from pelton.plugins.gemm.tactics import TILE_DEPTH, AmxTactic
+
+from . import amx
+from .harness import BF16, F32, Inputs, bits, compiled, random_array, relative_error, target_of
+from .test_gemm import CASES, Case
+
+pytestmark = pytest.mark.isa("avx512_bf16")
+EMULATED, TRAPPED = amx.EMULATED_AMX.name, amx.TRAPPED_AMX.name
+NAMES = ("direct_bf16", "odd_bf16", "gated_bf16", "cast_bf16")
+#: Three blocks of k, the last step of which is 12 of 32.
+DEEP = Case(80, 1100, 40, F32, BF16, F32, bias=True)
+
+
+def special_values(rng: np.random.Generator, count: int) -> np.ndarray:
+    """fp32 numbers near the least normal one, of all sizes, and zeros."""
+    near = np.float32(2) ** rng.integers(-130, -120, count).astype(np.float32)
+    wide = np.float32(2) ** rng.integers(-140, 60, count).astype(np.float32)
+    values = np.where(rng.random(count) < 0.5, near, wide) * rng.choice([-1, 1], count) * (1 + rng.random(count))
+    return np.where(rng.random(count) < 0.1, 0, values).astype(np.float32)
+
+
+def as_bf16(values: np.ndarray) -> np.ndarray:
+    return values.astype(BF16.numpy).astype(np.float32)
+
+
+def test_the_emulated_sum_of_a_product_is_exact() -> None:
+    """Against rational arithmetic; also where a result is tiny before, but not after rounding, and the reverse."""
+    rng = np.random.default_rng(5)
+    fma = amx.trap().amx_fma
+    a, b, c = (special_values(rng, 4000) for _ in range(3))
+    cases = list(zip(as_bf16(a), as_bf16(b), c, strict=True))
+    least = np.float32(2.0**-126)
+    for eighths in range(1, 33):  # 2^-126 - eighths / 8 of 2^-150
+        cases.append((np.float32(-eighths * 2.0**-70), np.float32(2.0**-83), least))
+    for x, y, z in cases:
+        want, got = amx.fma_model(x, y, z), np.float32(fma(x, y, z))
+        assert got == want, (x, y, z)
+        assert got == 0 or abs(got) >= least
+
+
+def test_the_emulated_dot_product_sums_as_the_manual_says() -> None:
+    rng = np.random.default_rng(6)
+    run = amx.trap().amx_dot_row
+    for scale in (1.0, 1e-19, 1e19):
+        a = random_array(rng, (32,), BF16, scale)
+        b = random_array(rng, (32, 16), BF16)
+        start = random_array(rng, (16,), F32, scale)
+        sums, tile = start.copy(), np.ascontiguousarray(b.reshape(16, 2, 16).transpose(0, 2, 1))
+        run(sums.ctypes.data, a.ctypes.data, tile.ctypes.data, 16, 16)
+        wide_a, wide_b = a.astype(np.float32), b.astype(np.float32)
+        assert list(sums) == [amx.dot_model(wide_a, wide_b[:, n], start[n]) for n in range(16)]
+
+
+def tiles_in_use(case: Case) -> int:
+    return int(compiled(case.call, EMULATED).library.pelton_tiles_in_use())
+
+
+@pytest.mark.parametrize("case", [*(CASES[n] for n in NAMES), DEEP], ids=[*NAMES, "deep"])
+def test_every_row_count_gives_the_same_bits(case: Case) -> None:
+    count = case.arrays[0].shape[0]
+    whole = case.run(EMULATED, slice(0, count))
+    assert relative_error(whole, case.reference(slice(0, count))) < 1e-2
+    for rows in range(1, count + 1):
+        start = (7 * rows) % (count - rows + 1)
+        got = case.run(EMULATED, slice(start, start + rows), workers=1 + rows % 4)
+        assert bits(got) == bits(whole[start : start + rows]), rows
+    assert tiles_in_use(case) == 0, "a thread was left with live tiles"
+
+
+TACTICS = [
+    *(AmxTactic(rows, panels, 64, 1000) for rows, panels in ((16, 1), (16, 2), (16, 3), (32, 1), (32, 2), (48, 1))),
+    *(AmxTactic(32, 2, 32, 1), AmxTactic(32, 2, 96, 2), AmxTactic(16, 2, 16, 3)),
+]
+
+
+@pytest.mark.parametrize("tactic", TACTICS, ids=lambda t: "-".join(map(str, dataclasses.astuple(t))))
+def test_never_depends_on_the_tactic(tactic: AmxTactic) -> None:
+    for case in (CASES["gated_bf16"], CASES["odd_bf16"], DEEP):
+        kernel = dataclasses.replace(_kernel(case, EMULATED), tactic=tactic)
+        count = case.arrays[0].shape[0]
+        whole = case.run(EMULATED, slice(0, count))
+        for rows, workers in ((count, 1), (count, 3), (33, 2), (17, 1), (5, 2)):
+            assert bits(_run(case, EMULATED, rows, workers, kernel)) == bits(whole[:rows]), (rows, workers)
+
+
+def test_a_weight_and_rows_are_not_read_past_their_ends() -> None:
+    """Operands end where an unreadable page begins."""
+    for name, rows in itertools.product(("odd_bf16", "gated_bf16", "direct_bf16"), (1, 16, 40)):
+        case = CASES[name]
+        operands = [np.ascontiguousarray(a) for a in case.operands(slice(0, rows))]
+        operands[1] = case.packed
+        expected = bits(case.run(EMULATED, slice(0, rows)))
+        with GuardedArrays() as guarded:
+            placed = [guarded(a) if i < 2 else a for i, a in enumerate(operands)]
+            got = compiled(case.call, EMULATED)(*placed, step=Inputs(rows), workers=2)[0]
+        assert bits(got) == expected
+
+
+class GuardedArrays:
+    """``guarded(array)``: a copy whose last byte is the last readable one."""
+
+    def __init__(self) -> None:
+        self._maps: list[tuple[int, int]] = []
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.mmap.restype = ctypes.c_void_p
+
+    def __enter__(self) -> Callable[[np.ndarray], np.ndarray]:
+        return self._place
+
+    def __exit__(self, *_: object) -> None:
+        for address, size in self._maps:
+            self._libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
+
+    def _place(self, array: np.ndarray) -> np.ndarray:
+        size = -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        arguments = (mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, ctypes.c_long(0))
+        address = self._libc.mmap(None, ctypes.c_size_t(size + mmap.PAGESIZE), *arguments)
+        assert address not in (None, ctypes.c_void_p(-1).value)
+        self._maps.append((address, size + mmap.PAGESIZE))
+        end = ctypes.c_void_p(address + size)
+        assert self._libc.mprotect(end, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+        memory = (ctypes.c_uint8 * array.nbytes).from_address(address + size - array.nbytes)
+        placed = np.frombuffer(memory, np.uint8).view(array.dtype).reshape(array.shape)
+        placed[...] = array
+        return placed
+
+
+def test_the_instructions_themselves_give_the_emulations_bits() -> None:
+    """Compiled with AMX as for sapphirerapids; every tile instruction is trapped and done in software."""
+    with amx.trapped_instructions() as library:
+        for case in (*(CASES[n] for n in NAMES), DEEP):
+            before = library.amx_trap_count()
+            for rows, workers in ((1, 1), (5, 2), (16, 1), (19, 1), (32, 3), (40, 2)):
+                got = _run(case, TRAPPED, rows, workers, _kernel(case, TRAPPED))
+                assert bits(got) == bits(case.run(EMULATED, slice(0, rows))), (rows, workers)
+            assert library.amx_trap_count() > before
+
+
+def test_the_object_for_sapphirerapids_has_tile_instructions(tmp_path: Path) -> None:
+    objdump = shutil.which("objdump")
+    if objdump is None:
+        pytest.skip("needs objdump (binutils)")
+    target = target_of("sapphirerapids")
+    kernel = _kernel(CASES["gated_bf16"], "sapphirerapids")
+    assert kernel.name == "cpu.gemm.amx_bf16"
+    assert target.sku is not None
+    source = kernel.emit(CASES["gated_bf16"].call, target, "kernel")
+    path = tmp_path / "kernel.so"
+    path.write_bytes(compile_cpu([("kernel", source)], target.sku, cache=ObjectCache(tmp_path)))
+    run = subprocess.run([objdump, "-d", "--no-show-raw-insn", path], check=True, capture_output=True, text=True)
+    found = Counter(line.split()[1] for line in run.stdout.splitlines() if line.startswith("    "))
+    for name in ("ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tdpbf16ps", "tilestored"):
+        assert found[name] > 0, name
+    assert found["vdpbf16ps"] == 0
+
+
+def test_tactics_fit_the_registers_and_the_cache() -> None:
+    """Sums, rows and panels take at most eight registers; a block's panels 32 KiB; blocks are about equal."""
+    for k in (64, 77, 896, 4864, 14336, 53248):
+        tactic = AmxTactic.choose(k)
+        row_tiles, panels = tactic.tile_rows // 16, tactic.tile_panels
+        assert row_tiles * panels + row_tiles + panels <= 8
+        assert panels * tactic.block_steps * 1024 <= 32 << 10
+        steps = -(-k // TILE_DEPTH)
+        blocks = -(-steps // tactic.block_steps)
+        assert blocks * tactic.block_steps - steps < blocks
+
+
+def _kernel(case: Case, sku: str) -> CpuGemm:
+    kernel = KernelRegistry(KERNELS).select(case.call, target_of(sku))
+    assert isinstance(kernel, CpuGemm)
+    return kernel
+
+
+def _run(case: Case, sku: str, rows: int, workers: int, kernel: CpuGemm) -> np.ndarray:
+    operands = [np.ascontiguousarray(a) for a in case.operands(slice(0, rows))]
+    operands[1] = case.packed
+    return compiled(case.call, sku, kernel)(*operands, step=Inputs(rows), workers=workers)[0]
