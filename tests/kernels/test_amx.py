@@ -21,6 +21,7 @@ from pelton.builder.kernels import KernelRegistry
 from pelton.plugins import KERNELS
 from pelton.plugins.gemm.cpu import CpuGemm
 from pelton.plugins.gemm.tactics import TILE_DEPTH, AmxTactic
+from pelton.runtime.drivers.cpu.host import host_features
 
 from . import amx
 from .harness import BF16, F32, Inputs, bits, compiled, random_array, relative_error, target_of
@@ -74,7 +75,8 @@ def test_the_emulated_dot_product_sums_as_the_manual_says() -> None:
 
 
 def tiles_in_use(case: Case) -> int:
-    return int(compiled(case.call, EMULATED).library.pelton_tiles_in_use())
+    library = compiled(case.call, EMULATED, None).library  # called as Case.run does: each form loads its own
+    return int(library.pelton_tiles_in_use())
 
 
 @pytest.mark.parametrize("case", [*(CASES[n] for n in NAMES), DEEP], ids=[*NAMES, "deep"])
@@ -155,7 +157,7 @@ def test_the_instructions_themselves_give_the_emulations_bits() -> None:
             for rows, workers in ((1, 1), (5, 2), (16, 1), (19, 1), (32, 3), (40, 2)):
                 got = _run(case, TRAPPED, rows, workers, _kernel(case, TRAPPED))
                 assert bits(got) == bits(case.run(EMULATED, slice(0, rows))), (rows, workers)
-            assert library.amx_trap_count() > before
+            assert library.amx_trap_count() > before or "amx_bf16" in host_features()
 
 
 def test_the_object_for_sapphirerapids_has_tile_instructions(tmp_path: Path) -> None:
