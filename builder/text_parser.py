@@ -290,14 +290,3 @@ class _Line:
             made = Pack(x, self.take())
         self.take(")")
         return made
-
-
-def parse_type(text: str) -> TensorType:
-    """The inverse of ``str(TensorType)``; raises GraphError."""
-    line = _Line(text, Graph(), {})
-    try:
-        found = line.tensor_type()
-        line.end()
-    except ValueError as error:
-        raise GraphError(f"{text[:60]!r} is not a type: {error}") from None
-    return found

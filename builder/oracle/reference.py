@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 from ...runtime.drivers.base import check_allocation, empty_outputs
 from ...runtime.errors import DriverError
 from ...runtime.format.plan import KernelSpec, Launch, Operand, Plan, StateSpec
-from ...runtime.format.tensor_type import TOKEN_TYPE, TensorType
+from ...runtime.format.tensor_type import TOKEN_TYPE, TensorType, parse_type
 from ...runtime.format.weight_eval import unpack
 from ...runtime.step import FinishedStep, StepInputs
 from ..ops import Op, StepContext, op_from_attributes
 from ..ops.arrays import TOKEN_ARRAY
 from ..ops.fused import KVWrite, PagedAttention, QKVRopeWrite
-from ..text_parser import parse_type
 from .step_check import check_blocks, check_step
 
 DEAD = 0xFF  # every byte of dead memory: NaN in each float type, -1 in each integer type

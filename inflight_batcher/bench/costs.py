@@ -7,7 +7,6 @@ activations, which stay in caches: the first is what streaming memory bounds.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from ...runtime.errors import EngineFormatError
 from ...runtime.format.dtypes import DType
 from ...runtime.format.plan import KernelSpec, Launch, Plan
-from ...runtime.format.tensor_type import Dim, TensorType
+from ...runtime.format.tensor_type import TensorType, parse_type
 
 
 @dataclass(frozen=True)
@@ -74,18 +73,6 @@ def _pairs(start: int, count: int, window: int | None) -> int:
     if start + 1 >= window:
         return count * window
     return _pairs(start, window - start, None) + (end - window) * window
-
-
-_TYPE = re.compile(r"(\w+)\[([^\]]*)\](?:@(\w+))?")
-
-
-def parse_type(text: str) -> TensorType:
-    """A TensorType from its ``str``; EngineFormatError if it is none."""
-    match = _TYPE.fullmatch(text)
-    if match is None or match[1] not in {d.value for d in DType}:
-        raise EngineFormatError(f"plan: {text!r} is not a type of an operand; rebuild the engine")
-    dims: tuple[Dim, ...] = tuple(int(d) if d.isdigit() else d for d in match[2].split(",") if d)
-    return TensorType(DType(match[1]), dims, match[3] or "rows")
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import prod
 
+from ..errors import EngineFormatError
 from .plan import STEP_INPUTS, Launch, Operand, Plan
 from .tensor_spec import TensorSpec
-from .tensor_type import SYMBOLS
+from .tensor_type import SYMBOLS, parse_type
 
 
 def check_plan(plan: Plan, tensors: Mapping[str, TensorSpec]) -> list[str]:
     """Problems of a plan read from a file with these tensors; empty when every reference is in bounds."""
-    return [*_tables(plan), *_weights(plan, tensors), *_buffers(plan), *_launches(plan)]
+    return [*_tables(plan), *_weights(plan, tensors), *_buffers(plan), *_kernels(plan), *_launches(plan)]
 
 
 def _tables(plan: Plan) -> Iterator[str]:
@@ -50,6 +51,16 @@ def _buffers(plan: Plan) -> Iterator[str]:
         if buffer.offset < 0 or buffer.offset % 64 or buffer.offset + buffer.nbytes > plan.arena_bytes:
             end = buffer.offset + buffer.nbytes
             yield f"buffer {buffer.name!r} at {buffer.offset}:{end} does not fit the arena of {plan.arena_bytes} bytes"
+
+
+def _kernels(plan: Plan) -> Iterator[str]:
+    """Kernels' types are text in the file: whoever reads them later (the oracle, cost models) need not check them."""
+    for spec in plan.kernels:
+        for text in spec.input_types + spec.output_types:
+            try:
+                parse_type(text)
+            except EngineFormatError as error:
+                yield f"kernel {spec.symbol!r}: {error}"
 
 
 def _launches(plan: Plan) -> Iterator[str]:

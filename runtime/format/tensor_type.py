@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+from ..errors import EngineFormatError
 from .dtypes import DType
 
 #: A dimension: a constant, or one of the step's symbols.
@@ -58,6 +60,27 @@ class TensorType:
         dims = ",".join(str(d) for d in self.shape)
         suffix = "" if self.layout == "rows" else f"@{self.layout}"
         return f"{self.dtype.value}[{dims}]{suffix}"
+
+
+_TYPE = re.compile(r"(\w+)\[([^\[\]]*)\](?:@(\w+))?", re.ASCII)
+_DIM = re.compile(r"0|[1-9][0-9]{0,14}", re.ASCII)
+
+
+def parse_type(text: str) -> TensorType:
+    """The inverse of ``str(TensorType)``. Raises EngineFormatError for what is none: unknown dtype, dim or layout."""
+    match = _TYPE.fullmatch(text)
+    if match is None or match[1] not in {dtype.value for dtype in DType}:
+        raise EngineFormatError(f"{text[:60]!r} is not a type")
+    words = match[2].split(",") if match[2] else []
+    dims: list[Dim] = []
+    for word in words:
+        if word not in SYMBOLS and not _DIM.fullmatch(word):
+            raise EngineFormatError(f"{text[:60]!r} is not a type: {word!r} is not a dim")
+        dims.append(word if word in SYMBOLS else int(word))
+    layout = match[3] or "rows"
+    if layout not in LAYOUTS or (layout != "rows" and len(dims) != 2):
+        raise EngineFormatError(f"{text[:60]!r} is not a type: no layout of {len(dims)} dims is called {layout!r}")
+    return TensorType(DType(match[1]), tuple(dims), layout)
 
 
 TOKEN_TYPE = TensorType(DType.TOKEN, ())

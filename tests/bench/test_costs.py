@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from pelton.builder.ops import base, elementwise, fused, generic  # noqa: F401  (fills OPS)
-from pelton.inflight_batcher.bench.costs import FLOPS, Cost, CostModel, StepShape, main_compute, parse_type
+from pelton.inflight_batcher.bench.costs import FLOPS, Cost, CostModel, StepShape, main_compute
 from pelton.runtime.errors import EngineFormatError
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.plan import KernelSpec, KVGroup, Launch, Operand, Plan, Ranges, StateSpec, WeightRef
-from pelton.runtime.format.tensor_type import TensorType
 
 H, V, HEADS, KV_HEADS, D = 32, 100, 4, 2, 8
 RANGES = Ranges(
@@ -144,18 +143,6 @@ def test_windows(window: int | None, start: int, count: int) -> None:
     seen = [set(range(max(0, p + 1 - (window or 10**9)), p + 1)) for p in range(start, start + count)]
     assert shape.attended(window) == sum(map(len, seen))
     assert shape.keys(window) == len(set().union(*seen))
-
-
-def test_types_read_back() -> None:
-    for given in (
-        TensorType(DType.BF16, (100, 32), "panel16"),
-        TensorType(DType.F32, ("T", 4, 8)),
-        TensorType(DType.TOKEN, ()),
-    ):
-        assert parse_type(str(given)) == given
-    for bad in ("f32", "f99[1]", "f32[1]@"):
-        with pytest.raises(EngineFormatError, match="is not a type"):
-            parse_type(bad)
 
 
 def test_every_op_has_a_cost() -> None:

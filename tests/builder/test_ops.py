@@ -39,9 +39,9 @@ from pelton.builder.ops.generic import (
     Softmax,
     Transpose,
 )
-from pelton.builder.text_parser import parse_type
-from pelton.runtime.errors import DriverError, GraphError
+from pelton.runtime.errors import DriverError, EngineFormatError, GraphError
 from pelton.runtime.format.dtypes import DType
+from pelton.runtime.format.tensor_type import parse_type
 from pelton.runtime.step import StepInputs, greedy_sampling
 
 F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
@@ -142,7 +142,7 @@ def test_infer(op: Op, inputs: str, expected: str) -> None:
     types = [parse_type(t) for t in inputs.split()]
     try:
         parse_type(expected.split()[0])
-    except GraphError:
+    except EngineFormatError:
         with pytest.raises(GraphError) as caught:
             op.infer(*types)
         assert expected in str(caught.value)

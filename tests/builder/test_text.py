@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pelton.builder.graph import Graph
 from pelton.builder.passes.pipeline import PassOptions, optimize
 from pelton.builder.text import parse_graph, print_graph
-from pelton.builder.text_parser import parse_type
 from pelton.builder.verifier import verify
 from pelton.runtime.errors import GraphError
 from pelton.runtime.format.dtypes import DType
@@ -82,19 +81,6 @@ def test_integer_constants_round_trip(numbers: list[int]) -> None:
     flags = data % 2 == 0
     graph.outputs = [graph.add_constant(flags, TensorType(DType.BOOL, flags.shape))]
     np.testing.assert_array_equal(list(parse_graph(print_graph(graph)).constants.values())[1], flags)
-
-
-@pytest.mark.parametrize("text", ["f32[T,64]", "bf16[16,8]@panel16", "token[]", "i32[]", "u8[C,R,S]"])
-def test_types_round_trip(text: str) -> None:
-    assert str(parse_type(text)) == text
-
-
-@pytest.mark.parametrize(
-    "text", ["f33[T]", "f32", "f32[t]", "f32[-1]", "f32[2]@tiles", "f32[2] x", "", "f32[9" + "9" * 40]
-)
-def test_bad_types(text: str) -> None:
-    with pytest.raises(GraphError):
-        parse_type(text)
 
 
 BAD = {

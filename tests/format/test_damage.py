@@ -209,6 +209,7 @@ def test_plan_out_of_bounds_is_refused(tmp_path: Path) -> None:
         ("at 32:928 does not fit", lambda p: p["buffers"][0].update(offset=32)),
         ("too small", lambda p: p["buffers"][0].update(nbytes=895)),
         ("unknown dims", lambda p: p["buffers"][0].update(shape=["Q"])),
+        ("kernel 'k0': 'f32.Q.' is not a type", lambda p: p["kernels"][0].update(output_types=["f32[Q]"])),
         ("weight 'gone' is not in the file", lambda p: p["weights"][0].update(name="gone")),
         ("the plan wants f32", lambda p: p["weights"][0].update(dtype="f32")),
         ("KV group 1, and there are 1", lambda p: p["states"][0].update(group=1)),
