@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -69,7 +70,7 @@ class Checkpoint:
             tokenizer_files={
                 name: path / name for name in (*TOKENIZER_SOURCES, *_TOKENIZER_COMPANIONS) if (path / name).is_file()
             },
-            dtype=_main_dtype(path, source),
+            dtype=main_dtype(path, source, lambda name: source.info(name).dtype),
             trust_remote_code=trust_remote_code,
             notes=("code that came with the checkpoint was run to build it",) if config.get("auto_map") else (),
         )
@@ -195,13 +196,12 @@ def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
     return document
 
 
-def _main_dtype(path: Path, source: TensorSource) -> DType:
-    """The float type that most weight bytes have."""
-    weight: dict[DType, int] = {}
+def main_dtype(path: Path, source: TensorSource, dtype_of: Callable[[str], DType]) -> DType:
+    """The float type that most elements of a checkpoint have; ``dtype_of`` gives a tensor's."""
+    floats: Counter[DType] = Counter()
     for name in source.names():
-        info = source.info(name)
-        weight[info.dtype] = weight.get(info.dtype, 0) + prod(info.shape)
-    floats = {dtype: count for dtype, count in weight.items() if dtype.is_float}
+        if (dtype := dtype_of(name)).is_float:
+            floats[dtype] += prod(source.info(name).shape)
     if not floats:
         raise CheckpointError(f"{path}: no floating point tensors among {len(source.names())}")
     return max(floats, key=lambda dtype: floats[dtype])

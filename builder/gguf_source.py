@@ -17,7 +17,7 @@ import numpy as np
 from ..runtime.errors import CheckpointError, UnsupportedModelError
 from ..runtime.format.dtypes import DType
 from ..runtime.format.tensor_source import TensorInfo
-from .checkpoint import Checkpoint, check_config
+from .checkpoint import Checkpoint, check_config, main_dtype
 
 #: Types that are stored as such; all others are dequantised to fp32.
 _PLAIN = {"F32": DType.F32, "F16": DType.F16, "BF16": DType.BF16}
@@ -117,7 +117,7 @@ def open_gguf(path: Path) -> Checkpoint:
         source=source,
         generation_config={key: config[key] for key in ids if isinstance(config.get(key), int)},
         tokenizer_files={"gguf": path} if "tokenizer.ggml.tokens" in fields else {},
-        dtype=_main_dtype(source),
+        dtype=main_dtype(path, source, source.stored_dtype),
         notes=_quantised(reader),
     )
 
@@ -223,14 +223,3 @@ def _names(path: Path, architecture: str, config: dict[str, Any], tensors: Seque
 def _reordered(gguf_name: str) -> bool:
     """Whether a processor may move rows of this tensor."""
     return ".attn_q." in gguf_name or ".attn_k." in gguf_name
-
-
-def _main_dtype(source: GGUFSource) -> DType:
-    """The type most matrix elements are stored in."""
-    weight: dict[DType, int] = {}
-    for name in source.names():
-        dtype = source.stored_dtype(name)
-        weight[dtype] = weight.get(dtype, 0) + int(np.prod(source.info(name).shape))
-    if not weight:
-        raise CheckpointError("the GGUF file has no tensors")
-    return max(weight, key=lambda dtype: weight[dtype])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..runtime.errors import PeltonError, RequestError
 from ..runtime.memory import available_memory
 from .kv_sizing import num_kv_blocks
-from .loading import EngineParts, TextTokenizer, Trust, VerifyWeights, load_engine
+from .loading import EngineParts, TextTokenizer, load_engine
 from .output import RequestOutput, TokenEvent
 from .request import Request, make_request
 from .sampling_params import SamplingParams
@@ -23,7 +23,7 @@ from .step_loop import StepLoop
 
 if TYPE_CHECKING:
     from ..runtime.drivers.cpu.weights import WeightPlace
-    from ..runtime.format.engine_reader import EngineFile
+    from ..runtime.format.engine_reader import EngineFile, Trust, VerifyWeights
 
 
 class TextPrompt(TypedDict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..runtime.drivers.base import Driver
 from ..runtime.errors import EngineFormatError
@@ -13,11 +13,8 @@ from .output import Detokenizer, DetokenizerFactory
 
 if TYPE_CHECKING:
     from ..runtime.drivers.cpu.weights import WeightPlace
-    from ..runtime.format.engine_reader import EngineFile
+    from ..runtime.format.engine_reader import EngineFile, Trust, VerifyWeights
     from ..runtime.text.tokenizer import Tokenizer
-
-Trust = Literal["any", "signed"]
-VerifyWeights = Literal["background", "before", "off"]
 
 
 class TextTokenizer(Protocol):
