@@ -1,13 +1,11 @@
 #include "roofs.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <system_error>
 #include <thread>
 
+#include "clock.h"
 #include "error.h"
 #include "roof_loops.h"
 #include "team.h"
@@ -18,16 +16,7 @@ namespace {
 constexpr size_t kStride = 1024;          // of the reading loops
 constexpr int64_t kIterations = 1 << 20;  // of a peak's loop, a few milliseconds
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-void pin(int cpu) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
-  sched_setaffinity(0, sizeof set, &set);  // a CPU that was taken away is no reason to fail
-}
+double now() { return static_cast<double>(now_ns()) * 1e-9; }
 
 // Threads leave together. Yields, so that it ends even where threads share a CPU.
 class StartLine {
@@ -51,9 +40,7 @@ void check(int threads, const std::vector<int>& cpus, size_t read_bytes) {
     throw Error("roofs: 1 to " + std::to_string(kMaxWorkers) + " threads can measure, not " +
                 std::to_string(threads));
   }
-  for (int cpu : cpus) {
-    if (cpu < 0 || cpu >= CPU_SETSIZE) throw Error("there is no CPU " + std::to_string(cpu));
-  }
+  check_cpus(cpus);
   if (read_bytes < static_cast<size_t>(threads) * kStride) {
     throw Error("roofs: " + std::to_string(read_bytes) + " bytes to read are too few for " +
                 std::to_string(threads) + " threads");

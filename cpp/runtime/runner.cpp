@@ -1,20 +1,14 @@
 #include "runner.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <utility>
 
+#include "clock.h"
 #include "error.h"
 
 namespace pelton {
 namespace {
-
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 // Two threads in one runner would share its arena: refuse, rather than corrupt.
 class Exclusive {

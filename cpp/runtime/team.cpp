@@ -8,21 +8,15 @@
 #include <unistd.h>
 
 #include <cfenv>
-#include <chrono>
 #include <climits>
 #include <string>
 #include <system_error>
 
+#include "clock.h"
 #include "error.h"
 
 namespace pelton {
 namespace {
-
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -37,14 +31,6 @@ std::atomic<uint64_t> g_fork_count{0};
 // Workers spin longer between jobs than inside one: a step loop comes back after its planning, and
 // waking a CPU that has gone to sleep takes longer than that.
 constexpr int64_t kBetweenJobs = 2;
-
-void pin(int cpu) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
-  // A CPU that went offline, or that a cpuset took away, is no reason to fail.
-  sched_setaffinity(0, sizeof set, &set);
-}
 
 // The default floating-point environment (rounding, denormals) for a scope.
 class DefaultFloats {
@@ -62,6 +48,19 @@ class DefaultFloats {
 };
 
 }  // namespace
+
+void check_cpus(const std::vector<int>& cpus) {
+  for (int cpu : cpus) {
+    if (cpu < 0 || cpu >= CPU_SETSIZE) throw Error("there is no CPU " + std::to_string(cpu));
+  }
+}
+
+void pin(int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  sched_setaffinity(0, sizeof set, &set);
+}
 
 uint64_t fork_count() {
   static const int registered = pthread_atfork(nullptr, nullptr, [] { g_fork_count.fetch_add(1); });
@@ -102,9 +101,7 @@ Team::Team(int workers, const std::vector<int>& cpus, int64_t spin_ns)
     throw Error("a thread team has 1 to " + std::to_string(kMaxWorkers) + " workers, not " +
                 std::to_string(workers));
   }
-  for (int cpu : cpus) {
-    if (cpu < 0 || cpu >= CPU_SETSIZE) throw Error("there is no CPU " + std::to_string(cpu));
-  }
+  check_cpus(cpus);
   slots_ = std::make_unique<Slot[]>(static_cast<size_t>(workers));
   for (int i = 0; i < workers; ++i) slots_[i].worker = {i, workers, this, &Team::barrier};
   // Threads inherit the signal mask: signals belong to the program's own threads.

@@ -12,6 +12,12 @@ namespace pelton {
 
 constexpr int kMaxWorkers = 64;  // kernels size their per-worker scratch by it
 
+// Throws Error unless each of these can be a CPU's number.
+void check_cpus(const std::vector<int>& cpus);
+// Bind the calling thread to a CPU. One that went offline, or that a cpuset took away, is no
+// reason to fail.
+void pin(int cpu);
+
 // How often this process is a fork of a fork: another value than before means that threads, which
 // do not survive a fork, are gone. Not a system call.
 uint64_t fork_count();

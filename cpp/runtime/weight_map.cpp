@@ -17,13 +17,13 @@
 #include <system_error>
 #include <utility>
 
+#include "clock.h"
 #include "error.h"
 
 namespace pelton {
 namespace {
 
 using std::chrono::nanoseconds;
-using std::chrono::steady_clock;
 
 constexpr int64_t kShare = 8;                 // the team works 1/8 of its steps' time on windows,
 constexpr int64_t kMostCredit = 8'000'000;    // but delays no step by much more than this
@@ -31,10 +31,6 @@ constexpr int64_t kIdleAfter = 20'000'000;    // no step for so long: the thread
 constexpr nanoseconds kLook{kIdleAfter / 2};  // how often it looks
 constexpr size_t kMemoryCheck = 32;           // windows between looks at the machine's free memory
 constexpr int64_t kLeastMemory = int64_t{256} << 20;
-
-int64_t now_ns() {
-  return std::chrono::duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
-}
 
 size_t windows_of(size_t nbytes) { return (nbytes + WeightMap::kWindow - 1) / WeightMap::kWindow; }
 
