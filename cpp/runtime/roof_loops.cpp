@@ -21,6 +21,21 @@ constexpr size_t kAhead = 4096;  // bytes that a prefetch runs ahead
 #define KEEP(value) asm volatile("" : "+w"(value))
 #endif
 
+// One instruction on two constants, into kChains accumulators ``sum``. A macro, because a lambda
+// would not have the target's instructions.
+#define PEAK_LOOP(name, target, Sum, Operand, first, second, instruction) \
+  target void name(int64_t iterations) {                                  \
+    Sum sums[kChains] = {};                                               \
+    for (Sum& sum : sums) KEEP(sum);                                      \
+    Operand a = first, b = second;                                        \
+    KEEP(a);                                                              \
+    KEEP(b);                                                              \
+    for (int64_t i = 0; i < iterations; ++i) {                            \
+      for (Sum& sum : sums) sum = instruction;                            \
+    }                                                                     \
+    for (Sum& sum : sums) KEEP(sum);                                      \
+  }
+
 [[maybe_unused]] void read_words(const void* data, size_t nbytes) {
   const auto* p = static_cast<const uint64_t*>(data);
   uint64_t sums[16] = {};
@@ -64,69 +79,20 @@ AVX512 void read_avx512(const void* data, size_t nbytes) {
   for (__m512i& sum : sums) KEEP(sum);
 }
 
-AVX2 void fma_avx2(int64_t iterations) {
-  __m256 sums[kChains] = {};
-  for (__m256& sum : sums) KEEP(sum);
-  __m256 a = _mm256_set1_ps(1.5f), b = _mm256_set1_ps(0.5f);
-  KEEP(a);
-  KEEP(b);
-  for (int64_t i = 0; i < iterations; ++i) {
-    for (__m256& sum : sums) sum = _mm256_fmadd_ps(a, b, sum);
-  }
-  for (__m256& sum : sums) KEEP(sum);
-}
-
-AVX512 void fma_avx512(int64_t iterations) {
-  __m512 sums[kChains] = {};
-  for (__m512& sum : sums) KEEP(sum);
-  __m512 a = _mm512_set1_ps(1.5f), b = _mm512_set1_ps(0.5f);
-  KEEP(a);
-  KEEP(b);
-  for (int64_t i = 0; i < iterations; ++i) {
-    for (__m512& sum : sums) sum = _mm512_fmadd_ps(a, b, sum);
-  }
-  for (__m512& sum : sums) KEEP(sum);
-}
-
-AVX512_BF16 void dot_bf16(int64_t iterations) {
-  __m512 sums[kChains] = {};
-  for (__m512& sum : sums) KEEP(sum);
-  __m512i a = _mm512_set1_epi32(0x3FC03FC0), b = _mm512_set1_epi32(0x3F003F00);  // 1.5, 0.5
-  KEEP(a);
-  KEEP(b);
-  for (int64_t i = 0; i < iterations; ++i) {
-    for (__m512& sum : sums) {
-      sum = _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
-    }
-  }
-  for (__m512& sum : sums) KEEP(sum);
-}
-
-AVX512_VNNI void dot_int8(int64_t iterations) {
-  __m512i sums[kChains] = {};
-  for (__m512i& sum : sums) KEEP(sum);
-  __m512i a = _mm512_set1_epi8(3), b = _mm512_set1_epi8(-5);
-  KEEP(a);
-  KEEP(b);
-  for (int64_t i = 0; i < iterations; ++i) {
-    for (__m512i& sum : sums) sum = _mm512_dpbusd_epi32(sum, a, b);
-  }
-  for (__m512i& sum : sums) KEEP(sum);
-}
+PEAK_LOOP(fma_avx2, AVX2, __m256, __m256, _mm256_set1_ps(1.5f), _mm256_set1_ps(0.5f),
+          _mm256_fmadd_ps(a, b, sum))
+PEAK_LOOP(fma_avx512, AVX512, __m512, __m512, _mm512_set1_ps(1.5f), _mm512_set1_ps(0.5f),
+          _mm512_fmadd_ps(a, b, sum))
+PEAK_LOOP(dot_bf16, AVX512_BF16, __m512, __m512i, _mm512_set1_epi32(0x3FC03FC0),  // 1.5
+          _mm512_set1_epi32(0x3F003F00),                                          // 0.5
+          _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b)))
+PEAK_LOOP(dot_int8, AVX512_VNNI, __m512i, __m512i, _mm512_set1_epi8(3), _mm512_set1_epi8(-5),
+          _mm512_dpbusd_epi32(sum, a, b))
 
 #elif defined(__aarch64__)
 
-void fma_neon(int64_t iterations) {
-  float32x4_t sums[kChains] = {};
-  for (float32x4_t& sum : sums) KEEP(sum);
-  float32x4_t a = vdupq_n_f32(1.5f), b = vdupq_n_f32(0.5f);
-  KEEP(a);
-  KEEP(b);
-  for (int64_t i = 0; i < iterations; ++i) {
-    for (float32x4_t& sum : sums) sum = vfmaq_f32(sum, a, b);
-  }
-  for (float32x4_t& sum : sums) KEEP(sum);
-}
+PEAK_LOOP(fma_neon, , float32x4_t, float32x4_t, vdupq_n_f32(1.5f), vdupq_n_f32(0.5f),
+          vfmaq_f32(sum, a, b))
 
 #endif
 
