@@ -1,5 +1,6 @@
-// Team, runner, checks and loader without Python: a program that prints one line a test and exits
-// with 1 if any failed. Meant to run under sanitizers (scripts/sanitize).
+// Runner, checks and loader without Python, and main(): a program that prints one line a test and
+// exits with 1 if any failed. Meant to run under sanitizers (scripts/sanitize).
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,16 +9,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <new>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "error.h"
 #include "roofs.h"
 #include "runner.h"
+#include "testing.h"
 
 // Counts allocations, to show that a step makes none.
 static std::atomic<long> allocations{0};
@@ -33,25 +33,6 @@ using namespace pelton;
 
 namespace {
 
-int failures = 0;
-
-void expect(bool ok, const char* what, int line) {
-  if (ok) return;
-  std::printf("  line %d: %s\n", line, what);
-  failures++;
-}
-#define EXPECT(condition) expect(condition, #condition, __LINE__)
-
-bool throws(const std::function<void()>& action, const char* message) {
-  try {
-    action();
-  } catch (const Error& error) {
-    if (std::strstr(error.what(), message) != nullptr) return true;
-    std::printf("  unexpected message: %s\n", error.what());
-  }
-  return false;
-}
-
 std::vector<std::byte> read_file(const char* path) {
   std::ifstream file(path, std::ios::binary);
   std::vector<char> bytes(std::istreambuf_iterator<char>(file), {});
@@ -62,10 +43,6 @@ std::vector<std::byte> read_file(const char* path) {
 
 std::shared_ptr<CodeObject> tiny_code() {
   return std::make_shared<CodeObject>(read_file(TINY_KERNELS));
-}
-
-std::shared_ptr<Team> make_team(int workers, int64_t spin_ns = 50'000) {
-  return std::make_shared<Team>(workers, std::vector<int>{}, spin_ns);
 }
 
 Limits limits() {
@@ -125,54 +102,6 @@ struct Arena {
     return {Argument::kMemory, reinterpret_cast<uint64_t>(memory)};
   }
 };
-
-void team_runs_every_worker() {
-  for (int workers : {1, 2, 3, 8}) {
-    auto team = make_team(workers);
-    std::vector<std::atomic<int>> seen(static_cast<size_t>(workers));
-    for (int turn = 0; turn < 300; ++turn) {
-      team->run(
-          [](void* context, pelton_worker* w) {
-            auto& counts = *static_cast<std::vector<std::atomic<int>>*>(context);
-            counts[static_cast<size_t>(w->index)]++;
-          },
-          &seen);
-    }
-    for (auto& count : seen) EXPECT(count == 300);
-  }
-}
-
-// Plain (not atomic) cells: a barrier that lets two phases overlap is a race that TSan reports.
-void barriers_order_plain_memory() {
-  for (int64_t spin : {int64_t{0}, int64_t{1'000}, int64_t{50'000}}) {
-    struct Shared {
-      int cells[8] = {};
-      int errors[8] = {};
-    } shared;
-    auto team = make_team(3, spin);
-    for (int turn = 0; turn < 100; ++turn) {
-      team->run(
-          [](void* context, pelton_worker* w) {
-            auto& s = *static_cast<Shared*>(context);
-            for (int i = 0; i < 20; ++i) {
-              s.cells[w->index]++;
-              w->barrier(w);
-              for (int k = 0; k < w->count; ++k) s.errors[w->index] += s.cells[k] != s.cells[0];
-              w->barrier(w);
-            }
-          },
-          &shared);
-    }
-    for (int errors : shared.errors) EXPECT(errors == 0);
-    EXPECT(shared.cells[2] == 2000);
-  }
-}
-
-void teams_start_and_stop() {
-  for (int i = 0; i < 100; ++i) make_team(1 + i % 4);
-  EXPECT(throws([] { make_team(0); }, "1 to 64 workers"));
-  EXPECT(throws([] { Team(2, {1 << 20}, 0); }, "there is no CPU"));
-}
 
 void steps_run_on_compiled_kernels() {
   for (int workers : {1, 2, 3}) {
@@ -375,13 +304,22 @@ void weights_move_between_steps() {
   close(fd);
 }
 
+// A lost wake-up would hang for ever: after this many seconds a test has failed, however busy the
+// machine is.
+constexpr unsigned kMostSeconds = 240;
+
+void hangs(int) {
+  constexpr char text[] = "FAIL: the test after the last line hangs\n";
+  (void)!write(STDOUT_FILENO, text, sizeof text - 1);
+  _exit(1);
+}
+
 }  // namespace
 
 int main() {
-  const std::pair<const char*, void (*)()> tests[] = {
-      {"team_runs_every_worker", team_runs_every_worker},
-      {"barriers_order_plain_memory", barriers_order_plain_memory},
-      {"teams_start_and_stop", teams_start_and_stop},
+  signal(SIGALRM, hangs);
+  std::vector<Test> tests = team_tests();
+  const Test others[] = {
       {"steps_run_on_compiled_kernels", steps_run_on_compiled_kernels},
       {"wrong_inputs_are_caught", wrong_inputs_are_caught},
       {"blocks_are_copied", blocks_are_copied},
@@ -392,8 +330,10 @@ int main() {
       {"weights_move_between_steps", weights_move_between_steps},
       {"roofs_are_measured_by_all_threads", roofs_are_measured_by_all_threads},
   };
+  tests.insert(tests.end(), std::begin(others), std::end(others));
   for (const auto& [name, test] : tests) {
     const int before = failures;
+    alarm(kMostSeconds);
     test();
     std::printf("%s %s\n", failures == before ? "ok  " : "FAIL", name);
     std::fflush(stdout);

@@ -23,4 +23,4 @@ def test_native_tests(kind: str) -> None:
     command = [str(ROOT / "scripts/sanitize"), kind]
     done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("ok  ") == 12
+    assert done.stdout.count("ok  ") == 14
