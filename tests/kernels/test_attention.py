@@ -22,6 +22,7 @@ from .harness import (
     F16,
     F32,
     RANGES,
+    Compiled,
     Inputs,
     bits,
     compiled,
@@ -99,10 +100,11 @@ class World:
                 pages[table[row, position // size], position % size] = np.nan
         step = self._step(chunks, table)
         q = np.concatenate([self.queries[s][a:b] for s, a, b in chunks])
-        kernel = None if tactic is None else CpuPagedAttention(tactic=tactic)
-        return compiled(self.call, self.sku, kernel)(
-            np.ascontiguousarray(q), None, step=step, states=[pack_kv16(pages)], workers=workers
-        )[0]
+        kernel = self.kernel(tactic)
+        return kernel(np.ascontiguousarray(q), None, step=step, states=[pack_kv16(pages)], workers=workers)[0]
+
+    def kernel(self, tactic: AttentionTactic | None = None) -> Compiled:
+        return compiled(self.call, self.sku, None if tactic is None else CpuPagedAttention(tactic=tactic))
 
     def reference(self, chunks: list[tuple[int, int, int]]) -> np.ndarray:
         inputs = self._step(chunks, self.table[[s for s, _, _ in chunks]])
