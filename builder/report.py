@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..runtime.errors import BuildError
+from ..runtime.format.temporaries import write_atomically
 from .kernels import KernelRegistry
 from .lower import Lowered
 from .output import report_path
@@ -61,14 +61,10 @@ def write_timings(out: Path, stages: Sequence[Stage], engine_bytes: int) -> floa
         "stages": [{"name": s.name, "seconds": round(s.seconds, 3), "bytes": s.bytes} for s in stages],
     }
     path = report_path(out)
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        temporary.write_text(json.dumps(document, indent=2) + "\n")
-        temporary.replace(path)
+        write_atomically(path, (json.dumps(document, indent=2) + "\n").encode())
     except OSError as error:
         raise BuildError(
             f"{out} is complete, but its timings cannot be written to {path}: {error.strerror}; make room there"
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return total

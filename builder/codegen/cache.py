@@ -54,9 +54,10 @@ class ObjectCache:
                 file.write(hashlib.sha256(data).digest() + data)
             os.replace(temporary, path)
         except OSError as error:
+            raise self._refusal(error) from error
+        finally:  # also where a signal ends the build
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-            raise self._refusal(error) from error
 
     def require_writable(self) -> None:
         """Raise BuildError unless ``put`` can work: asked before a long compilation, not after it."""

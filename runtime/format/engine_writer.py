@@ -6,7 +6,6 @@ import errno
 import hashlib
 import os
 import re
-import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -35,6 +34,7 @@ from .engine_header import (
 from .engine_reader import HASH_TREE, TENSOR_LAYOUTS, EngineFile, LayoutEntry
 from .hash_tree import DIGEST, LeafHasher, leaf_count
 from .manifest import Manifest, encode_manifest
+from .temporaries import create_locked, remove_stale, temporary_name
 from .tensor_spec import TensorSpec
 
 _SECTION_NAME = re.compile(r"[A-Za-z0-9_.+:,=@-][A-Za-z0-9_.+:,=@/-]{0,199}")
@@ -49,8 +49,9 @@ class EngineWriter:
             writer.fill("golden", vectors(writer.reader()))
 
     Tensors are written in the order given. On a clean exit the file appears under ``path`` at once; on any
-    exception the temporary file is removed and an older file of that name stays as it was. Equal arguments give
-    equal bytes. Raises BuildError for what cannot be written.
+    exception the temporary file is removed and an older file of that name stays as it was; what a killed writer to
+    ``path`` has left is removed at the start. Equal arguments give equal bytes. Raises BuildError for what cannot be
+    written.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class EngineWriter:
         self._filled: set[str] = set()
         self._reader: EngineFile | None = None
         self._fd = -1
-        self._temporary = self.path.with_name(f".{self.path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+        self._temporary = temporary_name(self.path)
 
     @property
     def file_size(self) -> int:
@@ -131,11 +132,13 @@ class EngineWriter:
         self._filled.add(section)
 
     def __enter__(self) -> Self:
+        remove_stale(self.path)
         self._check_place()
         try:
             with self._disk():
-                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                self._fd = os.open(self._temporary, flags, 0o666)
+                while (fd := create_locked(self._temporary)) < 0:
+                    self._temporary = temporary_name(self.path)
+                self._fd = fd
                 os.ftruncate(self._fd, self.file_size)
             self._write(memoryview(encode_header(self._header.metadata, self._tensors)), 0)
             for name, stored in self._stored.items():
@@ -188,8 +191,8 @@ class EngineWriter:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            with suppress(OSError):
-                os.unlink(self._temporary)
+        with suppress(OSError):  # a signal may have come between the file's making and here
+            os.unlink(self._temporary)
 
     def _set(self, name: str, stored: bytes, entry: SectionEntry) -> None:
         self._stored[name], self._entries[name] = stored, entry
