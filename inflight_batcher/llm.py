@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..runtime.errors import PeltonError, RequestError
 from ..runtime.memory import available_memory
+from ..runtime.names import refuse_unknown
 from .kv_sizing import num_kv_blocks
 from .loading import EngineParts, TextTokenizer, load_engine
 from .output import RequestOutput, TokenEvent
@@ -54,8 +56,18 @@ class LLM:
     verify_weights: "background", "before" (raises here) or "off". trust: "any", or "signed" with the signer's
       public_key (PEM bytes or a file).
 
-    Raises EngineFormatError, TrustError, TargetMismatchError when the engine cannot be used here.
+    Raises EngineFormatError, TrustError, TargetMismatchError when the engine cannot be used here, RequestError for an
+    option that is not among these.
     """
+
+    def __new__(cls, *given: object, **options: object) -> Self:
+        """Only refuses what is no option, before anything is built or loaded."""
+        if options:
+            signatures = (inspect.signature(function) for function in (cls.__init__, LLM.__init__))
+            known = (p for signature in signatures for p in signature.parameters.values())
+            names = [p.name for p in known if p.kind is not p.VAR_KEYWORD and p.name != "self"]
+            refuse_unknown(cls.__name__, options, dict.fromkeys(names), RequestError)
+        return super().__new__(cls)
 
     def __init__(
         self,

@@ -105,9 +105,9 @@ def make_request(
     wanted = params.max_tokens if params.max_tokens is not None else max(room, 1)
     if wanted > room:
         raise ContextLengthError(
-            f"the prompt has {length} tokens and max_tokens is {wanted}: together {length + wanted}, but this engine "
-            f"was built for max_seq_len {ranges.max_seq_len}. Shorten one of them, or rebuild the engine with "
-            f"--max-seq-len {length + wanted} or more",
+            f"the prompt has {length} token{'s' * (length != 1)} and max_tokens is {wanted}: together "
+            f"{length + wanted}, but this engine was built for max_seq_len {ranges.max_seq_len}. Shorten one of them, "
+            f"or rebuild the engine with --max-seq-len {length + wanted} or more",
             length,
             ranges.max_seq_len,
         )

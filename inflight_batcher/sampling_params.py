@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Self
 
 from ..runtime.errors import RequestError
+from ..runtime.names import refuse_unknown
 
 #: Of numbers that steps hold in fp32.
 _LARGEST = 1e30
@@ -16,7 +17,7 @@ _LARGEST = 1e30
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to choose tokens and when to stop. Immutable; a bad value raises RequestError naming the field.
+    """How to choose tokens and when to stop. Immutable; a bad value or an unknown field raises RequestError naming it.
 
     Greedy when ``temperature`` = 0, ``top_k`` = 1, ``top_p`` = 0 or ``min_p`` = 1. Order of the filters: temperature,
     min_p, top_k, top_p. ``repetition_penalty`` looks at prompt and output, the other two at the output only.
@@ -43,6 +44,11 @@ class SamplingParams:
     bad_words: Sequence[str | Sequence[int]] | None = None  # text or token ids that must not be produced
     skip_special_tokens: bool = True
     detokenize: bool = True
+
+    def __new__(cls, *values: object, **named: object) -> Self:
+        """Only refuses what is no field, before Python's own message does."""
+        refuse_unknown(cls.__name__, named, (field.name for field in fields(cls)), RequestError)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         _integer("n", self.n, low=1)

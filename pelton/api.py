@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .inflight_batcher import LLM as ServingLLM
 from .runtime.errors import BuildError
+from .runtime.names import refuse_unknown
 from .runtime.paths import cache_dir
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ def build(
     except ImportError as error:
         raise BuildError(f"building needs the build extra: pip install 'pelton[build]' ({error})") from error
 
+    names = [field.name for field in fields(BuildOptions) if field.name != "targets"]
+    refuse_unknown("build", options, ["target", *names], BuildError)
     targets = (target,) if isinstance(target, str) else tuple(target)
     return run(checkpoint, out, BuildOptions(targets=targets, **options), KernelRegistry(KERNELS), progress)
 
@@ -59,17 +63,18 @@ def _is_checkpoint(path: Path) -> bool:
 
 def _cached_engine(checkpoint: Path) -> Path:
     """The engine of a checkpoint for this machine, built if the cache lacks it. The key is content, not path."""
+    from .builder.cache_key import engine_key
     from .builder.checkpoint import Checkpoint
+    from .builder.options import BuildOptions
     from .builder.target import host
-    from .runtime.version import VERSION
 
     target = host()
+    options = BuildOptions(targets=(str(target),))
     try:
         opened = Checkpoint.open(checkpoint)
     except ImportError as error:  # a GGUF file is read by the gguf package
         raise _extra_needed(checkpoint, error) from error
-    name = f"{opened.fingerprint()[:24]}-{str(target).replace(':', '-')}-{VERSION}.engine"
-    path = cache_dir() / "engines" / name
+    path = cache_dir() / "engines" / f"{engine_key(opened, options)[:32]}-{str(target).replace(':', '-')}.engine"
     if path.exists():
         print(f"pelton: using the engine built before from {checkpoint}: {path}", file=sys.stderr)
         return path
@@ -87,7 +92,7 @@ def _cached_engine(checkpoint: Path) -> Path:
         ) from error
     from .builder.progress import BuildProgress
 
-    build(checkpoint, path, progress=BuildProgress())
+    build(checkpoint, path, target=options.targets, progress=BuildProgress())
     return path
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import pelton
-from pelton.runtime.errors import DriverError, PeltonError, RequestError
+from pelton.runtime.errors import BuildError, DriverError, PeltonError, RequestError
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,10 @@ def test_logits(llm: pelton.LLM, token_ids: Any) -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"max_tokens": 1000}, "--max-seq-len 1001"),
+        ({"max_tokens": 1000}, "the prompt has 1 token and max_tokens is 1000: .*--max-seq-len 1001"),
+        ({"temprature": 0}, "SamplingParams has no 'temprature'; did you mean 'temperature'"),
+        ({"max_new_tokens": 4}, "no 'max_new_tokens'; did you mean 'max_tokens'"),
+        ({"zzz": 4}, "no 'zzz'; it has n, temperature, .*, detokenize"),
         ({"logprobs": 21}, "logprobs: got 21, .*--max-logprobs 21"),
         ({"prompt_logprobs": 21}, "prompt_logprobs: got 21"),
         ({"stop_token_ids": [300]}, r"stop_token_ids: token ids \[300\] are outside"),
@@ -129,12 +132,22 @@ def test_template_variables(llm: pelton.LLM) -> None:
         ({"max_kv_tokens": "64"}, RequestError, "max_kv_tokens: got '64'"),
         ({"max_kv_tokens": 10**15}, RequestError, "max_kv_tokens: got 1000000000000000; allowed: at most"),
         ({"kv_cache_bytes": 1}, RequestError, "kv_cache_bytes: got 1"),
+        ({"thread": 2}, RequestError, "LLM has no 'thread'; did you mean 'threads'"),
+        ({"gpu": 2}, RequestError, "LLM has no 'gpu'; it has model, .*threads, .*public_key"),
         ({"max_kv_tokens": 64, "kv_cache_bytes": 1 << 20}, RequestError, "give one of them"),
     ],
 )
 def test_loading(tiny: Any, engines: Any, options: dict[str, Any], error: type[PeltonError], message: str) -> None:
     with pytest.raises(error, match=message):
         pelton.LLM(engines(tiny("llama")), **options)
+
+
+def test_an_unknown_option_is_refused_before_a_checkpoint_is_built(tiny: Any, tmp_path: Any) -> None:
+    with pytest.raises(RequestError, match="did you mean 'threads'"):
+        pelton.LLM(tiny("llama"), thread=2)
+    with pytest.raises(BuildError, match="build has no 'max_batchsize'; did you mean 'max_batch_size'"):
+        pelton.build(tiny("llama"), tmp_path / "m", max_batchsize=4)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_closed_engine_says_so(tiny: Any, engines: Any) -> None:

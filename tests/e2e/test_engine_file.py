@@ -74,10 +74,19 @@ def test_cached_build_from_folder(
 ) -> None:
     monkeypatch.setenv("PELTON_CACHE", str(tmp_path))
     checkpoint = tiny("llama", kv_heads=1)
-    for expected in ("building an engine", "built before"):
+
+    def said() -> str:
         with pelton.LLM(checkpoint) as llm:
             llm.generate([{"prompt_token_ids": [5, 6]}], pelton.SamplingParams(max_tokens=2))
-        assert expected in capsys.readouterr().err
+        return capsys.readouterr().err
+
+    assert "building an engine" in said()
+    assert "built before" in said()
+    from pelton.builder import cache_key
+
+    edited = [*cache_key.template_files(), "kernels/new.h", b"// an edit"]
+    monkeypatch.setattr(cache_key, "template_files", lambda: edited)
+    assert "building an engine" in said()
 
 
 def test_flipped_bit_fails_verify(tiny: Callable[..., Path], engines: Callable[..., Path], tmp_path: Path) -> None:
