@@ -75,7 +75,6 @@ def trace(checkpoint: Checkpoint, *, max_seq_len: int) -> TracedModel:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         model = _empty_model(checkpoint, config)
-        _refuse_by_modules(model)
         names, notes = stored_names(model, checkpoint)
         _broadcast_parameters(model)
         notes += fix_rope(model, max_seq_len)
@@ -99,12 +98,24 @@ def _refuse_by_config(checkpoint: Checkpoint, config: Any) -> None:
         raise UnsupportedModelError(f"{model_type}: transformers has no causal language model of this type")
 
 
-def _refuse_by_modules(model: nn.Module) -> None:
-    """Kinds of layers that are known not to be understood yet."""
-    for name, module in model.named_modules():
+@contextmanager
+def _experts_refused(model_type: str) -> Iterator[None]:
+    """Refuse a mixture of experts when its first layer begins to be made, not after all of a huge model.
+
+    Known by its class, as the library names them all alike: a config says it in too many ways, or not at all.
+    """
+    original = nn.Module.__init__
+
+    def begin(module: nn.Module, *given: Any, **named: Any) -> None:
         kind = type(module).__name__
-        if kind.endswith(("Experts", "SparseMoeBlock", "MoE")):
-            raise UnsupportedModelError(f"{name} ({kind}): mixtures of experts are not supported yet")
+        if kind.lower().endswith(("experts", "moeblock", "moe")):
+            raise UnsupportedModelError(
+                f"{model_type}: it has layers of kind {kind}, and mixtures of experts are not supported yet"
+            )
+        original(module, *given, **named)
+
+    with mock.patch.object(nn.Module, "__init__", begin):
+        yield
 
 
 def _empty_model(checkpoint: Checkpoint, config: Any) -> nn.Module:
@@ -113,7 +124,7 @@ def _empty_model(checkpoint: Checkpoint, config: Any) -> nn.Module:
 
     library: Any = transformers
     try:
-        with _parameters_on_meta(), torch.random.fork_rng():
+        with _experts_refused(config.model_type), _parameters_on_meta(), torch.random.fork_rng():
             model: nn.Module = library.AutoModelForCausalLM.from_config(
                 config,
                 dtype=torch.float32,
