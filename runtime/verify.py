@@ -10,7 +10,7 @@ from .drivers.cpu.driver import CpuDriver
 from .drivers.cpu.host import host_features
 from .format.container import EngineFile
 from .golden import GoldenVectors, check_golden
-from .text.vectors import check_vectors
+from .text.vectors import check_vectors, count_vectors
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,21 @@ def verify_engine(path: Path, *, threads: int | None = None, run: bool = True) -
     engine = EngineFile.open(path, verify_weights="off")
     try:
         problems = tuple(engine.check(weights=True))
-        yield Check("hashes", f"{len(engine.tensors)} tensors, {path.stat().st_size} bytes", problems)
+        yield Check("hashes", f"{len(engine.tensors)} tensors, {path.stat().st_size / 1e6:.1f} MB", problems)
         if problems:
             return  # altered code must not run
         if engine.has_section("tokenizer"):
-            yield Check("tokenizer", "vectors", tuple(check_vectors(engine.section("tokenizer"))))
+            section = engine.section("tokenizer")
+            count = count_vectors(section)
+            yield Check(
+                "tokenizer", f"{count} vectors of the checkpoint's own tokenizer", tuple(check_vectors(section))
+            )
         else:
             yield Check("tokenizer", "the engine has none", skipped=True)
         if run:
             yield from _golden_checks(engine, threads)
+        else:
+            yield Check("golden", "not run, as asked: hashes only", skipped=True)
     finally:
         engine.close()
 
@@ -47,16 +53,23 @@ def _golden_checks(engine: EngineFile, threads: int | None) -> Iterator[Check]:
         return
     golden = engine.json_section("golden", GoldenVectors)
     features = host_features()
+    ran = False
     for target in engine.manifest.targets:
         name = f"golden {target.key}"
         missing = sorted(set(target.features) - features)
         if target.kind != "cpu" or missing:
-            why = f"this machine lacks {' '.join(missing)}" if missing else f"kind {target.kind} has no code to run"
+            why = f"not run: this machine lacks {' '.join(missing)}"
+            if target.kind != "cpu":
+                why = "not run: a plan without code, for tests; the golden vectors were made by it"
             yield Check(name, why, skipped=True)
             continue
+        ran = True
         driver = CpuDriver(engine, target, threads=threads, weights="map")
         try:
             problems = tuple(check_golden(driver, golden, engine.manifest.model.dtype))
         finally:
             driver.close()
         yield Check(name, f"{len(golden.rows)} positions against the reference target", problems)
+    if not ran:
+        why = "no code of this engine was run: it has no target for this machine (pelton targets lists what runs here)"
+        yield Check("golden", why, skipped=True)

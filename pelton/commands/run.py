@@ -66,11 +66,16 @@ def execute(arguments: argparse.Namespace) -> int:
     if not arguments.quiet:
         decode = (count - 1) / (finished - first) if count > 1 and finished > first else 0.0
         print(
-            f"load {loaded - started:.2f} s | prompt {len(ids)} tokens, {len(ids) / (first - loaded):.0f} tokens/s | "
-            f"decode {count} tokens, {decode:.1f} tokens/s | ended by {reason}",
+            f"load {loaded - started:.2f} s | prompt {_tokens(len(ids))}, {len(ids) / (first - loaded):.0f} tokens/s | "
+            f"decode {_tokens(count)}, {decode:.1f} tokens/s | ended by {reason}",
             file=sys.stderr,
         )
     return 0
+
+
+def _tokens(count: int) -> str:
+    """A count with its noun."""
+    return f"{count} token{'s' * (count != 1)}"
 
 
 def _prompt_ids(llm: LLM, text: str, arguments: argparse.Namespace) -> list[int]:

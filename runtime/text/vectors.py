@@ -25,6 +25,13 @@ def check_vectors(section: bytes | bytearray | memoryview) -> list[str]:
     return list(_differences(Tokenizer(unpack(section))))
 
 
+def count_vectors(section: bytes | bytearray | memoryview) -> int:
+    """How many vectors a tokenizer section has: texts, runs of ids, conversations. Raises as check_vectors."""
+    unpacked = unpack(section)
+    vectors = unpacked.vectors
+    return len(vectors.texts) + len(vectors.ids) + (len(vectors.chats) if unpacked.chat_templates else 0)
+
+
 def _differences(tokenizer: Tokenizer) -> Iterator[str]:
     vectors = tokenizer.section.vectors
     for text in vectors.texts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,16 @@ def test_inspect_for_people(engine: Path, capsys: pytest.CaptureFixture[str]) ->
     text = capsys.readouterr().out
     for part in ("LlamaForCausalLM", "max_batch_size", "cpu.gemm", "arena", "qkv_proj", "checkpoint_hash"):
         assert part in text
+
+
+def test_verify_says_what_it_checked(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(engine)]) == 0
+    hashes, tokenizer, golden = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"ok   hashes: \d+ tensors, \d+\.\d MB", hashes)
+    assert re.fullmatch(r"ok   tokenizer: [1-9]\d+ vectors of the checkpoint's own tokenizer", tokenizer)
+    assert re.fullmatch(r"ok   golden cpu:\S+: \d+ positions against the reference target", golden)
+    assert main(["verify", str(engine), "--hashes-only"]) == 0
+    assert capsys.readouterr().out.splitlines()[2] == "skip golden: not run, as asked: hashes only"
 
 
 def test_targets(capsys: pytest.CaptureFixture[str]) -> None:

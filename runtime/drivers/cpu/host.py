@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ...errors import DriverError, TargetMismatchError
 from ...format.manifest import TargetEntry
+
+#: Of a CPU's many features those that choose between targets: vector and matrix instructions.
+_TELLING = re.compile(r"avx|amx|fma|f16c|sse4|asimd|sve|bf16|i8mm")
 
 
 def host_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
@@ -36,22 +40,32 @@ def host_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 def select_target(targets: Sequence[TargetEntry], features: Collection[str] | None = None) -> TargetEntry:
     """The CPU target of highest rank that ``features`` (default: this host's) can run.
 
-    Raises TargetMismatchError that lists, for each target, what the host lacks.
+    Raises TargetMismatchError that says what the nearest target lacks here, and shows both sides.
     """
     have = frozenset(host_features() if features is None else features)
     fitting = [t for t in targets if t.kind == "cpu" and have.issuperset(t.features)]
     if fitting:
         return max(fitting, key=lambda t: t.rank)
-    lines = []
+    raise TargetMismatchError(_mismatch(targets, have))
+
+
+def _mismatch(targets: Sequence[TargetEntry], have: frozenset[str]) -> str:
+    """What is missing in the first line, then what the engine has and what this machine has."""
+    for_cpus = [t for t in targets if t.kind == "cpu"]
+    if for_cpus:
+        nearest = min(for_cpus, key=lambda t: len(set(t.features) - have))
+        missing = " ".join(sorted(set(nearest.features) - have))
+        why = f"{nearest.key} needs {missing}, which this CPU lacks"
+    else:
+        why = f"it has {', '.join(t.key for t in targets) or 'no target'}, and none for a CPU"
+    lines = [
+        f"no target of this engine runs here: {why}; rebuild with a --target that fits (pelton targets lists them)",
+        "the engine has:",
+    ]
     for target in targets:
-        if target.kind != "cpu":
-            lines.append(f"  {target.key}: for {target.kind}, not for a CPU")
-        else:
-            missing = " ".join(f for f in target.features if f not in have)
-            lines.append(f"  {target.key}: needs {' '.join(target.features)}\n    missing here: {missing}")
-    listing = "\n".join(lines) or "  (none)"
-    raise TargetMismatchError(
-        f"no target of this engine runs on this machine.\nthe engine has:\n{listing}\n"
-        f"this machine ({platform.machine()}) has:\n  {' '.join(sorted(have))}\n"
-        "rebuild with a --target that fits (pelton targets lists them)"
-    )
+        needs = " ".join(target.features) if target.kind == "cpu" else f"for {target.kind}, not for a CPU"
+        lines.append(f"  {target.key}: {needs}")
+    named = {feature for target in targets for feature in target.features}
+    shown = sorted(feature for feature in have if feature in named or _TELLING.match(feature))
+    others = f" and {len(have) - len(shown)} others" if len(shown) < len(have) else ""
+    return "\n".join([*lines, f"this machine ({platform.machine()}) has:", f"  {' '.join(shown)}{others}"])
