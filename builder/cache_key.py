@@ -48,7 +48,6 @@ def _checkpoint(checkpoint: Checkpoint) -> Iterator[bytes | str]:
     """The fingerprint has config and weights; the rest of what goes into an engine follows."""
     yield checkpoint.fingerprint()
     yield repr(sorted(checkpoint.generation_config.items()))
-    yield checkpoint.chat_template or ""
     if checkpoint.path.is_dir():  # of a GGUF file the fingerprint has it all
         for name, path in sorted(checkpoint.tokenizer_files.items()):
             yield name

@@ -24,7 +24,13 @@ from .safetensors_source import SafetensorsSource
 
 #: Files that a tokenizer can be made from, the preferred one first, and those that go with them.
 TOKENIZER_SOURCES = ("tokenizer.json", "tekken.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
-_TOKENIZER_COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
+_TOKENIZER_COMPANIONS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
 _HASH_CHUNK = 8 << 20
 
 
