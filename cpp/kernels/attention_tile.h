@@ -324,7 +324,7 @@ struct AttentionTile {
     }
     const float highest = larger(into.max, from.max);
     const F32 a = decay(into.max - highest), b = decay(from.max - highest);
-    into = {highest, into.sum * lane0(a) + from.sum * lane0(b)};
+    into = {highest, into.sum * first_lane(a) + from.sum * first_lane(b)};
     for (int d = 0; d < kWidth; d += kLanes) {
       store(out + d, load(out + d) * a + load(added + d) * b);
     }

@@ -164,7 +164,7 @@ PELTON_INLINE F32 gelu_tanh(F32 x) {
 
 // Scalars, with the same bits as a lane of a vector.
 #define PELTON_SCALAR(function) \
-  PELTON_INLINE float function(float x) { return lane0(function(splat(x))); }
+  PELTON_INLINE float function(float x) { return first_lane(function(splat(x))); }
 PELTON_SCALAR(exp)
 PELTON_SCALAR(exp2_below)
 PELTON_SCALAR(log)

@@ -38,13 +38,10 @@ namespace pelton {
 
 PELTON_INLINE F32 zero() { return splat(0.0f); }
 PELTON_INLINE F32& operator+=(F32& a, F32 b) { return a = a + b; }
-PELTON_INLINE F32& operator-=(F32& a, F32 b) { return a = a - b; }
 PELTON_INLINE F32& operator*=(F32& a, F32 b) { return a = a * b; }
 PELTON_INLINE F32 operator-(F32 a) { return from_bits(bits(a) ^ splat_int(INT32_MIN)); }
 PELTON_INLINE F32 abs(F32 a) { return from_bits(bits(a) & splat_int(INT32_MAX)); }
 PELTON_INLINE Mask is_nan(F32 a) { return ~(a == a); }
-PELTON_INLINE bool any(Mask m) { return mask_bits(m) != 0; }
-PELTON_INLINE bool all(Mask m) { return mask_bits(m) == 0xffffu; }
 
 // The bit patterns of 16 floats rounded to bf16, in the low halves of the lanes. NaN stays NaN.
 PELTON_INLINE I32 round_bf16_bits(F32 a) {
@@ -114,7 +111,6 @@ PELTON_INLINE float max_lane(F32 a) {
 // --- scalars
 // --------------------------------------------------------------------------------------
 
-PELTON_INLINE float lane0(F32 a) { return first_lane(a); }
 PELTON_INLINE float to_float(float x) { return x; }
 PELTON_INLINE float to_float(bf16 x) { return __builtin_bit_cast(float, uint32_t{x.bits} << 16); }
 PELTON_INLINE float to_float(f16 x) { return _cvtsh_ss(x.bits); }

@@ -101,10 +101,6 @@ PELTON_INLINE void store_masked(float* p, F32 a, Mask m) {
 }
 
 PELTON_INLINE I32 splat_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-PELTON_INLINE I32 iota() {
-  return {_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
-          _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15)};
-}
 PELTON_INLINE I32 load_int(const int32_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
@@ -167,9 +163,6 @@ PELTON_INLINE I32 truncate_int(F32 a) {
   return {_mm256_cvttps_epi32(a.lo), _mm256_cvttps_epi32(a.hi)};
 }  // towards zero
 PELTON_INLINE F32 to_f32(I32 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
-PELTON_INLINE F32 gather(const float* base, I32 index) {
-  return {_mm256_i32gather_ps(base, index.lo, 4), _mm256_i32gather_ps(base, index.hi, 4)};
-}
 PELTON_INLINE float first_lane(F32 a) { return _mm256_cvtss_f32(a.lo); }
 
 PELTON_INLINE I32 load_u16(const uint16_t* p) {

@@ -56,9 +56,6 @@ PELTON_INLINE F32 load_masked(const float* p, Mask m) { return {_mm512_maskz_loa
 PELTON_INLINE void store_masked(float* p, F32 a, Mask m) { _mm512_mask_storeu_ps(p, m.v, a.v); }
 
 PELTON_INLINE I32 splat_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
-PELTON_INLINE I32 iota() {
-  return {_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)};
-}
 PELTON_INLINE I32 load_int(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 PELTON_INLINE void store_int(int32_t* p, I32 a) { _mm512_storeu_si512(p, a.v); }
 PELTON_INLINE I32 operator+(I32 a, I32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
@@ -89,9 +86,6 @@ PELTON_INLINE F32 from_bits(I32 a) { return {_mm512_castsi512_ps(a.v)}; }
 PELTON_INLINE I32 to_int(F32 a) { return {_mm512_cvtps_epi32(a.v)}; }         // nearest even
 PELTON_INLINE I32 truncate_int(F32 a) { return {_mm512_cvttps_epi32(a.v)}; }  // towards zero
 PELTON_INLINE F32 to_f32(I32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
-PELTON_INLINE F32 gather(const float* base, I32 index) {
-  return {_mm512_i32gather_ps(index.v, base, 4)};
-}
 PELTON_INLINE float first_lane(F32 a) { return _mm512_cvtss_f32(a.v); }
 
 PELTON_INLINE I32 load_u16(const uint16_t* p) {

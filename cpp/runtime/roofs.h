@@ -32,8 +32,6 @@ class Roofs {
   // Operations a second of all threads. Throws Error if this CPU lacks the instruction.
   std::vector<double> peak(Peak peak, int passes) const;
 
-  int threads() const { return threads_; }
-
  private:
   template <typename Work>
   std::vector<double> seconds(int passes, const Work& work) const;
