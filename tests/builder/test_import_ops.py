@@ -53,7 +53,7 @@ class Net(nn.Module):
 def imported(function: Function) -> tuple[Graph, Checkpoint, Net]:
     model = Net(function).eval()
     arrays = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
-    checkpoint = Checkpoint(Path("test"), "test", {"model_type": "test"}, DictSource(arrays), {}, {}, None, DType.F32)
+    checkpoint = Checkpoint(Path("test"), "test", {"model_type": "test"}, DictSource(arrays), {}, {}, DType.F32)
     attention = AttentionTracer(64)
     attention.calls = 1
     with torch.no_grad():
