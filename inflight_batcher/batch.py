@@ -43,10 +43,6 @@ class Batch(msgspec.Struct, eq=False):
     num_tokens: int
     num_rows: int
 
-    def pack(self, arrays: StepArrays) -> StepInputs:
-        """Fill the next set of preallocated arrays; they stay untouched for ``depth`` more steps."""
-        return arrays.pack(self)
-
 
 class _Buffers:
     """Arrays of one step at their largest sizes."""
@@ -85,7 +81,10 @@ class StepArrays:
         self._no_ids, self._no_values = np.empty(0, np.int32), np.empty(0, np.float32)
 
     def pack(self, batch: Batch) -> StepInputs:
-        """See ``Batch.pack``. The work depends on the step's tokens and rows, not on how long sequences are."""
+        """Fill the next set of preallocated arrays; they stay untouched for ``depth`` - 1 more steps.
+
+        The work depends on the step's tokens and rows, not on how long sequences are.
+        """
         for seq in batch.started:
             self._bind(seq)
         buffers = self._sets[self._turn]

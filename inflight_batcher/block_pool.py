@@ -30,10 +30,6 @@ class BlockPool:
         """Blocks with at least one holder."""
         return self.num_blocks - len(self._free)
 
-    def references(self, block: int) -> int:
-        """How many holders a block has."""
-        return self._refs[block]
-
     def allocate(self) -> int:
         """A free block with one holder. The caller has looked at ``num_free``; IndexError when there is none."""
         block = self._free.popleft()

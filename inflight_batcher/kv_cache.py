@@ -183,10 +183,6 @@ class KVCache:
                 copies.append(BlockCopy(index, *pair))
         return copies
 
-    def usage(self) -> float:
-        """Share of all blocks in use, of the fullest group (0 to 1)."""
-        return max((group.pool.num_used / max(1, group.pool.num_blocks) for group in self.groups), default=0.0)
-
     def check_integrity(self, slots: Seq[int]) -> None:
         """Tables of live slots and pools agree; other slots hold nothing. Raises PeltonError."""
         live = set(slots)

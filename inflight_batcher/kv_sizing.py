@@ -34,7 +34,7 @@ def num_kv_blocks(
     ranges = driver.plan.ranges
     block = ranges.tokens_per_block
     sizes = [driver.block_bytes(group) for group in range(len(driver.plan.kv_groups))]
-    alone = _blocks(driver, config, ranges.max_seq_len, sequences=1)
+    alone = _blocks(driver, config, ranges.max_seq_len)
     everything = tuple(config.max_batch_size * blocks for blocks in alone)
     for name, given in (("max_kv_tokens", max_kv_tokens), ("kv_cache_bytes", kv_cache_bytes)):
         if given is not None and (isinstance(given, bool) or not isinstance(given, int)):
@@ -62,11 +62,11 @@ def num_kv_blocks(
     return tuple(max(least, count) for least, count in zip(alone, fits, strict=True))
 
 
-def _blocks(driver: Driver, config: SchedulerConfig, tokens: int, sequences: int) -> tuple[int, ...]:
-    """Blocks that ``sequences`` sequences of ``tokens`` tokens hold at most at once."""
+def _blocks(driver: Driver, config: SchedulerConfig, tokens: int) -> tuple[int, ...]:
+    """Blocks that a sequence of ``tokens`` tokens holds at most at once."""
     groups = driver.plan.kv_groups
     cache = KVCache(groups, [0] * len(groups), 0, driver.plan.ranges, config.max_chunk_tokens)
-    return tuple(sequences * need for need in cache.peak(tokens))
+    return cache.peak(tokens)
 
 
 def _fit(everything: tuple[int, ...], sizes: list[int], budget: int) -> tuple[int, ...]:

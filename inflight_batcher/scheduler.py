@@ -110,11 +110,6 @@ class Scheduler:
         self._tokens = 0  # still free in the step
         self._rows = 0
 
-    @property
-    def has_work(self) -> bool:
-        """Whether any sequence has not ended."""
-        return bool(self.waiting or self.running)
-
     def check_fits(self, stored_tokens: int) -> None:
         """Raise RequestError when a sequence that stores this many tokens could never run, even alone."""
         for group, need in zip(self.kv.groups, self.kv.peak(stored_tokens), strict=True):

@@ -53,7 +53,6 @@ class Sequence:
         #: Whether a sibling's prompt K/V may be taken over. A repetition penalty reads the prompt in the history,
         #: which only tokens that are fed explicitly put there.
         self.may_fork = params.n > 1 and params.repetition_penalty == 1 and self.score_end == 0
-        self.preemptions = 0
 
     @property
     def remaining(self) -> int:
@@ -86,7 +85,6 @@ class Sequence:
         """Forget what was computed; it will be computed again from token values that are known by then."""
         self.num_computed = 0
         self.slot = NO_SLOT
-        self.preemptions += 1
 
     def start(self, slot: int, computed: int) -> None:
         """Take a slot, with ``computed`` tokens already stored. All values are known: nothing is in flight."""
