@@ -28,7 +28,6 @@ class CpuDriver:
     threads: size of the thread team, the calling thread included; None takes the CPUs that affinity and cgroup allow.
     weights: "background" starts on the engine file's mapping and moves the weights to huge pages while steps run, if
       memory is not short; "map" stays on the mapping (shared, evictable); "copy" moves all of them now.
-    pin: bind each thread but the caller's to a CPU of its own. Teams of more threads than CPUs are never bound.
 
     Raises DriverError. A driver does not survive a fork: load the engine in the child.
     """
@@ -40,7 +39,6 @@ class CpuDriver:
         *,
         threads: int | None = None,
         weights: WeightPlace = "background",
-        pin: bool = True,
     ) -> None:
         self.plan = engine.plan(target.key)
         check_states(self.plan)
@@ -50,7 +48,7 @@ class CpuDriver:
             code = CodeObject(engine.code(target.key))
             for spec in self.plan.kernels:
                 code.kernel(spec.symbol)
-            arena, team = Region(self.plan.arena_bytes), PinnedTeam(threads, pin=pin)
+            arena, team = Region(self.plan.arena_bytes), PinnedTeam(threads)
             try:
                 placed = place_weights(engine, self.plan.weights, weights, team.native)
             except BaseException:
@@ -172,14 +170,14 @@ def _argument(plan: Plan, operand: Operand, bound: _Bound, states: Sequence[Regi
 
 
 class PinnedTeam:
-    """A thread team and the CPUs it holds."""
+    """A thread team and the CPUs it holds: each thread but the caller's is bound to one, if there are enough."""
 
-    def __init__(self, threads: int | None, *, pin: bool) -> None:
+    def __init__(self, threads: int | None) -> None:
         size = min(default_threads(), MAX_WORKERS) if threads is None else threads
         if isinstance(size, bool) or not isinstance(size, int):
             raise DriverError(f"threads: got {size!r}; allowed: an integer from 1 to {MAX_WORKERS}")
         cpus = cpu_list()
-        self._cpus = CLAIMS.take(size - 1, cpus) if pin and 1 < size <= len(cpus) else []
+        self._cpus = CLAIMS.take(size - 1, cpus) if 1 < size <= len(cpus) else []
         try:
             self.native = Team(size, self._cpus)
         except NativeError:
