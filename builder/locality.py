@@ -21,10 +21,10 @@ from .ops.generic import Attention, Concat, Expand, Gather, Linear, MatMul, Redu
 _REMEDY = "tokens of different sequences would mix; the family needs an adapter"
 
 
-def verify_locality(graph: Graph, *, positions_used: bool = True) -> None:
-    """Raise UnsupportedModelError if any op outside sequence ops treats T as more than a batch axis.
+def verify_locality(graph: Graph) -> None:
+    """Raise UnsupportedModelError if an op outside sequence ops treats T as more than a batch axis.
 
-    ``positions_used``: False for families declared to have no positions at all.
+    The same if positions do not matter: then tokens find their place by some other way than the one pelton feeds.
     """
     for node in graph.nodes:
         for value in (*node.inputs, *node.outputs):
@@ -35,7 +35,7 @@ def verify_locality(graph: Graph, *, positions_used: bool = True) -> None:
             raise _violation(node, "it has no row locality rule")
         if reason := rule(node.op, [v.type for v in node.inputs], [v.type for v in node.outputs]):
             raise _violation(node, reason)
-    if positions_used and not _positions_live(graph):
+    if not _positions_live(graph):
         raise UnsupportedModelError(
             "the logits do not depend on position_ids, so the model counts positions some other way, which packed "
             "sequences would break; the family needs an adapter"

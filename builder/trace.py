@@ -43,7 +43,6 @@ class TracedModel:
     program: torch.export.ExportedProgram
     parameters: dict[str, str | None]
     notes: tuple[str, ...]
-    max_seq_len: int
     model_type: str
 
 
@@ -82,7 +81,7 @@ def trace(checkpoint: Checkpoint, *, max_seq_len: int) -> TracedModel:
         program = export(checkpoint, model, attention)
     if attention.calls == 0:
         raise UnsupportedModelError(f"{config.model_type}: {_NO_ATTENTION}")
-    return TracedModel(program, names, tuple(notes), max_seq_len, str(config.model_type))
+    return TracedModel(program, names, tuple(notes), str(config.model_type))
 
 
 def _refuse_by_config(checkpoint: Checkpoint, config: Any) -> None:

@@ -14,10 +14,10 @@ def producer(value: Value, kind: type[Op]) -> Node | None:
     return value.node if value.node is not None and isinstance(value.node.op, kind) else None
 
 
-def unary(value: Value, *kinds: str) -> Value | None:
-    """x, if ``value`` is kind(x) for one of the kinds."""
+def unary(value: Value, kind: str) -> Value | None:
+    """x, if ``value`` is kind(x)."""
     node = value.node
-    if node is not None and isinstance(node.op, Unary) and node.op.kind in kinds:
+    if node is not None and isinstance(node.op, Unary) and node.op.kind == kind:
         return node.inputs[0]
     return None
 

@@ -40,8 +40,3 @@ def percentiles(values: Sequence[float], scale: float = 1.0) -> Percentiles | No
 def median(values: Sequence[float]) -> float | None:
     """The median; None of no values."""
     return float(np.median(values)) if len(values) else None
-
-
-def ratio(amount: float, time: float) -> float | None:
-    """``amount / time``; None where no time passed."""
-    return amount / time if time > 0 else None

@@ -84,14 +84,14 @@ def _widened(span: tuple[float, float]) -> tuple[float, float]:
     return (0.0, high * 1.2) if high > 0 else (low - 1, low + 1)
 
 
-def line_chart(title: str, lines: Sequence[Line], x_label: str, y_label: str, *, from_zero: bool = True) -> str:
-    """Curves with a legend; ``from_zero``: the y axis begins at 0. Text if there is nothing to draw."""
+def line_chart(title: str, lines: Sequence[Line], x_label: str, y_label: str) -> str:
+    """Curves with a legend; the y axis begins at 0. Text if there is nothing to draw."""
     lines = [line for line in lines if line.points]
     if not lines:
         return _empty(title)
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points]
-    axes = _Axes((min(xs), max(xs)), (0.0 if from_zero else min(ys), max(ys) * 1.05), x_label, y_label)
+    axes = _Axes((min(xs), max(xs)), (0.0, max(ys) * 1.05), x_label, y_label)
     parts = axes.frame()
     for index, line in enumerate(lines):
         colour = f"c{index % _SERIES}"

@@ -6,7 +6,7 @@ TensorSource, at build time and at refit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -32,7 +32,7 @@ from .weight_rows import cast, compile_rows
 
 Array = np.ndarray[Any, Any]
 
-__all__ = ["dedupe", "evaluate", "evaluate_chunks", "expr_type", "pack", "simplify", "sources", "unpack"]
+__all__ = ["evaluate", "evaluate_chunks", "expr_type", "pack", "simplify", "sources", "unpack"]
 
 
 def expr_type(expr: WeightExpr) -> TensorType:
@@ -185,12 +185,6 @@ def simplify(expr: WeightExpr) -> WeightExpr:
             return AddScalar(simplify(x), value)
         case Pack(x=x, layout=layout):
             return simplify(x) if layout == "rows" else Pack(simplify(x), layout)
-
-
-def dedupe(weights: Iterable[tuple[str, WeightExpr]]) -> dict[str, str]:
-    """For each weight the name of the first one with an equal (simplified) expression: store that one only."""
-    first: dict[WeightExpr, str] = {}
-    return {name: first.setdefault(simplify(expr), name) for name, expr in weights}
 
 
 def _simplify_permute(x: WeightExpr, axes: tuple[int, ...]) -> WeightExpr:

@@ -58,7 +58,7 @@ def imported(function: Function) -> tuple[Graph, Checkpoint, Net]:
     attention.calls = 1
     with torch.no_grad():
         program = export(checkpoint, model, attention)
-    traced = TracedModel(program, {name: name for name in arrays}, (), 64, "test")
+    traced = TracedModel(program, {name: name for name in arrays}, (), "test")
     return import_graph(traced, checkpoint), checkpoint, model
 
 

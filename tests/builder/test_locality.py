@@ -53,10 +53,10 @@ class Build:
     def emit(self, op: Op, *inputs: Value) -> Value:
         return self.graph.append(op, inputs, "model.layers.0")[0]
 
-    def check(self, value: Value, *, positions_used: bool = True) -> None:
+    def check(self, value: Value) -> None:
         """Verify the graph whose output is ``value`` plus the positions."""
         self.graph.outputs = [self.emit(Binary("add"), self.x, self.p), value]
-        verify_locality(self.graph, positions_used=positions_used)
+        verify_locality(self.graph)
 
 
 def heads(b: Build) -> Value:
@@ -156,12 +156,11 @@ def test_contraction_over_tokens_is_refused() -> None:
         build.check(node.outputs[0])
 
 
-def test_positions_must_be_live_unless_declared() -> None:
+def test_positions_must_be_live() -> None:
     build = Build()
     build.graph.outputs = [build.emit(Linear(), build.x, build.w)]
     with pytest.raises(UnsupportedModelError, match="do not depend on position_ids"):
         verify_locality(build.graph)
-    verify_locality(build.graph, positions_used=False)
 
 
 @pytest.mark.parametrize(
