@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -206,7 +207,8 @@ def _write(
     sections[WEIGHTS] = encode_expressions(weights)
     reserve = {"golden": GOLDEN_BYTES} if options.golden else {}
     total = float(sum(spec.nbytes for spec in specs))
-    with EngineWriter(out, manifest, specs, sections, reserve) as writer:
+    with ExitStack() as closing:
+        writer = closing.enter_context(EngineWriter(out, manifest, specs, sections, reserve))
         with bar.stage("weights", total) as stage:
             for spec, origin in tensors.values():
                 writer.write_tensor(spec.name, _counted(_chunks(origin, checkpoint), bar))
@@ -215,7 +217,7 @@ def _write(
             with bar.stage("golden vectors"):
                 writer.fill("golden", golden_vectors(graph, writer.reader(), manifest.ranges))
         with bar.stage("hash and close"):
-            pass
+            closing.close()
 
 
 def _chunks(origin: WeightExpr | np.ndarray, checkpoint: Checkpoint) -> Iterator[np.ndarray]:
