@@ -17,9 +17,9 @@ from .match import producer, scalar, unary
 from .rewriting import Sweep, moves_nothing, until_stable
 
 
-def apply(graph: Graph) -> int:
-    """Rewrite until nothing changes; returns how many nodes were replaced."""
-    return until_stable(graph, _visit)
+def apply(graph: Graph) -> None:
+    """Rewrite until nothing changes."""
+    until_stable(graph, _visit)
 
 
 def _visit(s: Sweep, node: Node) -> list[Value] | None:

@@ -10,7 +10,7 @@ from ..ops.base import Op
 from .rewriting import Sweep, sweep
 
 
-def apply(graph: Graph) -> int:
+def apply(graph: Graph) -> None:
     """Later duplicates read the first one's results. Ops that see or change state are left alone."""
     same = _shared_sources(graph)
     seen: dict[tuple[Op, tuple[Value, ...]], list[Value]] = {}
@@ -23,7 +23,7 @@ def apply(graph: Graph) -> int:
         first = seen.setdefault(key, node.outputs)
         return None if first is node.outputs else first
 
-    return sweep(graph, visit)
+    sweep(graph, visit)
 
 
 def _shared_sources(graph: Graph) -> dict[Value, Value]:

@@ -12,9 +12,9 @@ from .match import either_order, producer, scalar
 from .rewriting import Sweep, sweep
 
 
-def apply(graph: Graph) -> int:
+def apply(graph: Graph) -> None:
     """embedding(ids, table) * s -> embedding with scale s, where nothing else reads the unscaled rows."""
-    return sweep(graph, _visit)
+    sweep(graph, _visit)
 
 
 def _visit(s: Sweep, node: Node) -> list[Value] | None:

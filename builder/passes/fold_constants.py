@@ -20,9 +20,9 @@ from .rewriting import Sweep, derived_weight, sweep, with_settled_names
 _LARGEST = 1 << 22  # elements of a constant that folding may make
 
 
-def apply(graph: Graph) -> int:
+def apply(graph: Graph) -> None:
     """Fold ops whose operands are all constants, and views, casts and additions on a single weight."""
-    return with_settled_names(graph, lambda: sweep(graph, _visit))
+    with_settled_names(graph, lambda: sweep(graph, _visit))
 
 
 def _visit(s: Sweep, node: Node) -> list[Value] | None:

@@ -20,7 +20,7 @@ class _Head:
     norm: Node | None
 
 
-def apply(graph: Graph) -> int:
+def apply(graph: Graph) -> None:
     """Where a KV write and the attention that follows it read slices of one value in the usual order."""
     fused: dict[Node, list[Value]] = {}
     attention_of = {
@@ -39,7 +39,7 @@ def apply(graph: Graph) -> int:
             return [s.emit(node.op, *fused[node])]
         return None
 
-    return sweep(graph, visit)
+    sweep(graph, visit)
 
 
 def _fuse(s: Sweep, write: Node, attention: Node) -> list[Value] | None:

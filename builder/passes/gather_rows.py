@@ -20,7 +20,7 @@ from .rewriting import Sweep
 _ROW_LOCAL = (Binary, Cast, Unary, Where, Concat, Expand, Linear, Reduce, Reshape, Slice, Softmax, RMSNorm)
 
 
-def apply(graph: Graph) -> int:
+def apply(graph: Graph) -> None:
     """Logits [1,T,V] become [C,V]; everything from the final norm on is computed for the C rows."""
     if len(graph.outputs) != 1:
         raise GraphError(f"a model has one output, its logits; this graph has {len(graph.outputs)}")
@@ -44,7 +44,6 @@ def apply(graph: Graph) -> int:
     result = picked(logits)
     graph.outputs = [s.view(result, ("C", result.type.shape[-1]))]
     graph.nodes = s.nodes
-    return len(tail) + 1
 
 
 def _tail(graph: Graph, logits: Value) -> set[Node]:

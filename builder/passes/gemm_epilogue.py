@@ -16,9 +16,9 @@ from .match import binary, either_order, is_vector, producer, scalar, unary
 from .rewriting import Sweep, sweep
 
 
-def apply(graph: Graph) -> int:
+def apply(graph: Graph) -> None:
     """One sweep takes in whole chains, because a fused GEMM is again a GEMM for the next node."""
-    return sweep(graph, _visit)
+    sweep(graph, _visit)
 
 
 def _visit(s: Sweep, node: Node) -> list[Value] | None:

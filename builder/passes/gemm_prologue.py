@@ -10,7 +10,7 @@ from .match import producer
 from .rewriting import Sweep, sweep
 
 
-def apply(graph: Graph) -> int:
+def apply(graph: Graph) -> None:
     """Gemm(rms_norm(x)) -> Gemm with prologue, where every reader of the norm is such a GEMM."""
     users = graph.users()
     kept = set(graph.outputs)
@@ -32,7 +32,7 @@ def apply(graph: Graph) -> int:
         op = replace(node.op, prologue="rms_norm", eps=norm.op.eps)
         return [s.emit(op, x, node.inputs[1], weight, *node.inputs[2:])]
 
-    return sweep(graph, visit)
+    sweep(graph, visit)
 
 
 def _takes(user: Node, value: Value) -> bool:

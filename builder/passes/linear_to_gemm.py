@@ -15,7 +15,7 @@ from .names import module_name
 from .rewriting import Sweep, derived_weight, sweep, with_settled_names
 
 
-def apply(graph: Graph) -> int:
+def apply(graph: Graph) -> None:
     """Linears of fp32 activations with an fp32 weight matrix; a linear of two activations stays generic."""
     tied = {n.inputs[1] for n in graph.nodes if isinstance(n.op, Linear) and _converts(graph, n)}
 
@@ -30,7 +30,7 @@ def apply(graph: Graph) -> int:
             return [s.emit(op, x, _packed(graph, weight), *bias)]
         return None
 
-    return with_settled_names(graph, lambda: sweep(graph, visit))
+    with_settled_names(graph, lambda: sweep(graph, visit))
 
 
 def _converts(graph: Graph, node: Node) -> bool:

@@ -15,7 +15,7 @@ from .rewriting import Sweep, derived_weight, sweep
 _BETWEEN: tuple[type[Op], ...] = (Reshape, RMSNorm, Rope)  # what may stand between a projection and attention
 
 
-def apply(graph: Graph) -> int:
+def apply(graph: Graph) -> None:
     """Linears that feed one layer's q, k and v from the same input become slices of one linear."""
     order = {node: index for index, node in enumerate(graph.nodes)}
     groups: dict[Node, list[Node]] = {}
@@ -32,7 +32,7 @@ def apply(graph: Graph) -> int:
             merged.update(zip(parts, ([v] for v in _merge(s, node.inputs[0], parts)), strict=True))
         return merged.get(node)
 
-    return sweep(graph, visit)
+    sweep(graph, visit)
 
 
 def _projections(attention: Node) -> list[Node] | None:

@@ -58,11 +58,11 @@ class Pass:
     """A named rewrite. ``changes_rounding``: its result may differ by the engine dtype's rounding."""
 
     name: str
-    apply: Callable[[Graph, PassOptions], int]
+    apply: Callable[[Graph, PassOptions], None]
     changes_rounding: bool = False
 
 
-def _plain(apply: Callable[[Graph], int]) -> Callable[[Graph, PassOptions], int]:
+def _plain(apply: Callable[[Graph], None]) -> Callable[[Graph, PassOptions], None]:
     return lambda graph, options: apply(graph)
 
 

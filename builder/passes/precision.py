@@ -29,7 +29,7 @@ from ..ops.fused import Embedding, Gemm, KVWrite, PagedAttention, QKVRopeWrite, 
 from .rewriting import Sweep, derived_weight, sweep
 
 
-def apply(graph: Graph, dtype: DType) -> int:
+def apply(graph: Graph, dtype: DType) -> None:
     """Set compute, storage and output types for an engine of ``dtype`` (f32, f16 or bf16)."""
     _convert_weights(graph, dtype)
     graph.states = [
@@ -63,7 +63,7 @@ def apply(graph: Graph, dtype: DType) -> int:
                 return s.emit_all(replace(op, compute=dtype, kv_dtype=dtype, dtype=out), [q, token])
         return None
 
-    return sweep(graph, visit)
+    sweep(graph, visit)
 
 
 def _rounds(reader: Node, value: Value) -> bool:

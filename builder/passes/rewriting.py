@@ -84,18 +84,18 @@ class Sweep:
 
 
 def sweep(graph: Graph, visit: Callable[[Sweep, Node], list[Value] | None]) -> int:
-    """Rewrite ``graph`` in place: ``visit`` returns the values that replace a node's outputs, or None to keep it."""
+    """Rewrite ``graph`` in place: ``visit`` returns the values that replace a node's outputs, or None to keep it.
+
+    Returns how many nodes were replaced.
+    """
     return Sweep(graph).run(visit)
 
 
-def until_stable(graph: Graph, visit: Callable[[Sweep, Node], list[Value] | None]) -> int:
-    """Sweep until nothing changes; returns how many nodes were replaced. Raises GraphError if that never happens."""
-    total = 0
+def until_stable(graph: Graph, visit: Callable[[Sweep, Node], list[Value] | None]) -> None:
+    """Sweep until nothing changes. Raises GraphError if that never happens."""
     for _ in range(_MOST_SWEEPS):
-        changed = sweep(graph, visit)
-        total += changed
-        if not changed:
-            return total
+        if sweep(graph, visit) == 0:
+            return
     raise GraphError(f"rewriting did not settle in {_MOST_SWEEPS} sweeps; please report this with the --dump-ir folder")
 
 
@@ -121,10 +121,10 @@ def derived_weight(graph: Graph, name: str, type_: TensorType, expr: WeightExpr)
     return graph.add_weight(unique, type_, expr)
 
 
-def with_settled_names(graph: Graph, rewrite: Callable[[], int]) -> int:
+def with_settled_names(graph: Graph, rewrite: Callable[[], object]) -> None:
     """Run a rewrite that derives weights; those that replaced their originals then take over the names."""
     before = {value: value.name for value in graph.weights}
-    changed = rewrite()
+    rewrite()
     drop_unused(graph)
     free = set(before.values()) - {value.name for value in graph.weights}
     for value in graph.weights:
@@ -134,13 +134,12 @@ def with_settled_names(graph: Graph, rewrite: Callable[[], int]) -> int:
         if value not in before and base in free:
             free.remove(base)
             value.name = base
-    return changed
 
 
 _NUMBERED = re.compile(r".*\.\d+")
 
 
-def drop_unused(graph: Graph) -> int:
+def drop_unused(graph: Graph) -> None:
     """Remove nodes without effect whose results nobody reads, and unread weights and constants."""
     live = set(graph.outputs)
     kept: list[Node] = []
@@ -148,8 +147,6 @@ def drop_unused(graph: Graph) -> int:
         if node.op.has_effect or any(v in live for v in node.outputs):
             kept.append(node)
             live.update(node.inputs)
-    dropped = len(graph.nodes) - len(kept)
     graph.nodes = kept[::-1]
     graph.weights = {v: e for v, e in graph.weights.items() if v in live}
     graph.constants = {v: c for v, c in graph.constants.items() if v in live}
-    return dropped

@@ -11,9 +11,9 @@ from .match import binary, either_order, is_vector, last_axis, producer, scalar,
 from .rewriting import Sweep, sweep
 
 
-def apply(graph: Graph) -> int:
+def apply(graph: Graph) -> None:
     """The product with the weight is the pattern's root; the weight may be one side or the other."""
-    return sweep(graph, _visit)
+    sweep(graph, _visit)
 
 
 def _visit(s: Sweep, node: Node) -> list[Value] | None:

@@ -26,7 +26,7 @@ class _Table:
     scale: float
 
 
-def apply(graph: Graph) -> int:
+def apply(graph: Graph) -> None:
     """Rotations become rope nodes; the table's node is made at its first use and then shared by all layers."""
     tables: dict[tuple[Value, float], list[Value]] = {}
 
@@ -37,7 +37,7 @@ def apply(graph: Graph) -> int:
             return _partial(s, node)
         return None
 
-    return sweep(graph, visit)
+    sweep(graph, visit)
 
 
 def _rotation(s: Sweep, node: Node, tables: dict[tuple[Value, float], list[Value]]) -> list[Value] | None:

@@ -16,9 +16,9 @@ from .match import producer
 from .rewriting import Sweep, sweep
 
 
-def apply(graph: Graph) -> int:
+def apply(graph: Graph) -> None:
     """op(transpose(x), ...) becomes transpose(op(x, ...)) where the other operands need no copy for it."""
-    return sweep(graph, _visit)
+    sweep(graph, _visit)
 
 
 def _visit(s: Sweep, node: Node) -> list[Value] | None:

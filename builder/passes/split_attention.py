@@ -19,12 +19,12 @@ from .rewriting import Sweep, sweep
 MAX_GROUPS = 4  # block tables that a step can carry (PELTON_MAX_KV_GROUPS)
 
 
-def apply(graph: Graph) -> int:
+def apply(graph: Graph) -> None:
     """Attention [1,heads,T,D] -> KVWrite and PagedAttention on [T,heads,D]; sets kv_groups and StateSpec.group."""
     windows = {n.op.state: n.op.window for n in graph.nodes if isinstance(n.op, Attention)}
     if windows:
         _group_states(graph, windows)
-    return sweep(graph, _visit)
+    sweep(graph, _visit)
 
 
 def _visit(s: Sweep, node: Node) -> list[Value] | None:

@@ -10,7 +10,7 @@ from ..ops.tokens import HISTORY
 from .rewriting import Sweep
 
 
-def apply(graph: Graph, ranges: Ranges) -> int:
+def apply(graph: Graph, ranges: Ranges) -> None:
     """Adds state "history"; the graph's output becomes sample's token."""
     graph.states.append(StateSpec(name=HISTORY, kind="slot", dtype=DType.I32, shape=(ranges.max_seq_len,)))
     s = Sweep(graph)
@@ -25,4 +25,3 @@ def apply(graph: Graph, ranges: Ranges) -> int:
     token = s.emit(Sample(vocab, ranges.max_logprobs), logits)
     graph.nodes = [*head, *graph.nodes, *s.nodes]
     graph.outputs = [token]
-    return 2
