@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..runtime.errors import GraphError
@@ -16,23 +14,17 @@ from .graph import Graph, Value
 from .ops import StepContext
 
 
-@dataclass
 class Interpreter:
     """Interprets graphs over one weight source. Weights are evaluated once and kept until ``forget_weights``.
 
     ``states`` outlive a call: several steps can be run one after another, as a driver would.
     """
 
-    source: TensorSource
-    ranges: Ranges
-    states: dict[str, np.ndarray]
-    _cache: dict[WeightExpr, np.ndarray]
-
     def __init__(self, source: TensorSource, ranges: Ranges) -> None:
         self.source = source
         self.ranges = ranges
-        self.states = {}
-        self._cache = {}
+        self.states: dict[str, np.ndarray] = {}
+        self._cache: dict[WeightExpr, np.ndarray] = {}
 
     def allocate(self, graph: Graph, num_blocks: int, num_slots: int) -> None:
         """Fresh, zeroed state storage for ``graph``: blocks in every KV group, and per-sequence slots."""

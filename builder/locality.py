@@ -62,11 +62,9 @@ def _free(op: Any, inputs: list[TensorType], outputs: list[TensorType]) -> str |
 
 
 def _axis(op: Any, inputs: list[TensorType], outputs: list[TensorType]) -> str | None:
-    if any(x.shape[op.axis] == "T" for x in inputs[:1] if isinstance(op, Gather)):
-        return "it looks tokens up by index"
-    if not isinstance(op, Gather) and any(x.shape[op.axis] == "T" for x in inputs):
-        return "it works along the token axis"
-    return None
+    if isinstance(op, Gather):
+        return "it looks tokens up by index" if inputs[0].shape[op.axis] == "T" else None
+    return "it works along the token axis" if any(x.shape[op.axis] == "T" for x in inputs) else None
 
 
 def _reduce(op: Any, inputs: list[TensorType], outputs: list[TensorType]) -> str | None:

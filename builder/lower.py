@@ -69,7 +69,7 @@ class _Lowering:
         calls = [self._kernel(node) for node in nodes]
         phases = _phases(nodes, tail_start)
         weights = self._weights(nodes)
-        operands, buffers, arena_bytes = self._buffers(nodes, calls, phases, tail_start)
+        operands, buffers, scratch, arena_bytes = self._buffers(nodes, calls, phases, tail_start)
         operands |= {value: Operand("weight", index) for index, value in enumerate(weights)}
         operands |= {value: Operand("input", index) for index, value in enumerate(graph.inputs)}
         state_index = {spec.name: index for index, spec in enumerate(self.states)}
@@ -82,7 +82,7 @@ class _Lowering:
                     inputs=tuple(_operand(operands, v) for v in node.inputs),
                     outputs=tuple(_operand(operands, v) for v in node.outputs),
                     states=() if state is None else (Operand("state", state_index[state]),),
-                    scratch=next((i for i, b in enumerate(buffers) if b.name == f"scratch{index}"), -1),
+                    scratch=scratch.get(index, -1),
                     barrier=index + 1 == len(nodes) or phases[index + 1] != phases[index],
                     origin=node.origin,
                 )
@@ -142,12 +142,13 @@ class _Lowering:
 
     def _buffers(
         self, nodes: list[Node], calls: list[int], phases: list[int], tail_start: int
-    ) -> tuple[dict[Value, Operand], list[Buffer], int]:
-        """Operands of the values that nodes make, the buffers behind them (and behind scratch), the arena's size."""
+    ) -> tuple[dict[Value, Operand], list[Buffer], dict[int, int], int]:
+        """Operands of the values that nodes make, all buffers, launch -> its scratch buffer, the arena's size."""
         last = _last_phases(self.graph, nodes, phases, tail_start)
         symbols = self.ranges.symbols()
         kept: list[tuple[Lifetime, TensorType]] = []
         operands: dict[Value, Operand] = {}
+        scratch: dict[int, int] = {}
         for index, node in enumerate(nodes):
             for value in node.outputs:
                 if value.type != TOKEN_TYPE:
@@ -155,16 +156,17 @@ class _Lowering:
                     life = Lifetime(value.name, value.type.nbytes(symbols), phases[index], last[value])
                     kept.append((life, value.type))
             _, kernel, call = self.emitted[calls[index]]
-            scratch = kernel.scratch_bytes(call, self.target)
-            if scratch > 0:
-                life = Lifetime(f"scratch{index}", scratch, phases[index], phases[index])
-                kept.append((life, TensorType(DType.U8, (scratch,))))
+            nbytes = kernel.scratch_bytes(call, self.target)
+            if nbytes > 0:
+                scratch[index] = len(kept)
+                life = Lifetime(f"scratch{index}", nbytes, phases[index], phases[index])
+                kept.append((life, TensorType(DType.U8, (nbytes,))))
         offsets, size = plan_memory([life for life, _ in kept])
         buffers = [
             Buffer(name=life.name, dtype=type_.dtype, shape=type_.shape, offset=offset, nbytes=life.nbytes)
             for (life, type_), offset in zip(kept, offsets, strict=True)
         ]
-        return operands, buffers, size
+        return operands, buffers, scratch, size
 
     # weights
 

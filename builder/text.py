@@ -1,4 +1,4 @@
-"""The textual form of a Graph: ``print_graph`` and ``parse_graph`` are inverses, exactly.
+"""The textual form of a Graph: ``print_graph``, and ``parse_graph`` in text_parser.py, are inverses, exactly.
 
 One statement a line; a line that starts with ``#`` is a comment.
 
@@ -114,10 +114,3 @@ def _constant(data: np.ndarray, type_: TensorType) -> str:
         if all(map(math.isfinite, numbers)):
             return json.dumps(numbers)
     return f'base64 "{base64.b64encode(flat.tobytes()).decode()}"'
-
-
-def parse_graph(text: str) -> Graph:
-    """The inverse of ``print_graph``; raises GraphError with the line number, and nothing else."""
-    from .text_parser import parse_graph as parse
-
-    return parse(text)

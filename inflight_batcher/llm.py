@@ -133,7 +133,7 @@ class LLM:
         ``sampling_params``: for all prompts, or one for each; default ``default_sampling_params()``. RequestError for
         any bad prompt or parameter is raised before anything runs.
         """
-        if not isinstance(prompts, (str, Mapping, Iterable)):
+        if not isinstance(prompts, Iterable):
             raise _bad_prompt(prompts)
         batch = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
         params = self._params_for(len(batch), sampling_params)

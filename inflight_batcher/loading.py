@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..runtime.drivers.base import Driver
 from ..runtime.errors import EngineFormatError
@@ -114,19 +114,17 @@ def _parts(
 
 def _add_text(parts: EngineParts, section: Callable[[], bytes]) -> None:
     """Tokenizer and detokenizers, both made when they are first used."""
-    tokenizers: list[Tokenizer] = []
 
     def load() -> Tokenizer:
         from ..runtime.text.tokenizer import Tokenizer
 
-        if not tokenizers:
-            tokenizers.append(Tokenizer.from_section(section()))
-        return tokenizers[0]
+        return Tokenizer.from_section(section())
 
     def detokenizer(skip_special_tokens: bool) -> Detokenizer:
         from ..runtime.text.detokenizer import IncrementalDetokenizer
 
-        return IncrementalDetokenizer(load(), skip_special_tokens)
+        # ``load`` made it: these parts were given no tokenizer.
+        return IncrementalDetokenizer(cast("Tokenizer", parts.text()), skip_special_tokens)
 
     parts.load_tokenizer = load
     parts.detokenizer = lambda skip_special_tokens: LateDetokenizer(lambda: detokenizer(skip_special_tokens))

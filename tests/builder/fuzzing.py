@@ -10,7 +10,8 @@ from random import Random
 import numpy as np
 
 from pelton.builder.safetensors_source import SafetensorsSource
-from pelton.builder.text import parse_graph, print_graph
+from pelton.builder.text import print_graph
+from pelton.builder.text_parser import parse_graph
 from pelton.runtime.errors import CheckpointError, GraphError
 
 GOLDEN_IR = Path(__file__).parents[1] / "golden" / "ir"

@@ -7,7 +7,8 @@ import numpy as np
 from pelton.builder.graph import Graph
 from pelton.builder.interpreter import Interpreter
 from pelton.builder.passes.differential import RandomSource, random_steps
-from pelton.builder.text import parse_graph, print_graph
+from pelton.builder.text import print_graph
+from pelton.builder.text_parser import parse_graph
 from pelton.builder.verifier import verify
 from pelton.runtime.format.plan import Ranges
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pelton.builder.graph import Graph
 from pelton.builder.passes.pipeline import PassOptions, optimize
-from pelton.builder.text import parse_graph, print_graph
+from pelton.builder.text import print_graph
+from pelton.builder.text_parser import parse_graph
 from pelton.builder.verifier import verify
 from pelton.runtime.errors import GraphError
 from pelton.runtime.format.dtypes import DType

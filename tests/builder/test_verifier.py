@@ -12,7 +12,8 @@ import pytest
 from pelton.builder.graph import Graph, Value
 from pelton.builder.ops.elementwise import Unary
 from pelton.builder.passes.pipeline import PassOptions, optimize
-from pelton.builder.text import parse_graph, print_graph
+from pelton.builder.text import print_graph
+from pelton.builder.text_parser import parse_graph
 from pelton.builder.verifier import INVARIANTS, verify
 from pelton.runtime.errors import GraphError
 from pelton.runtime.format.dtypes import DType

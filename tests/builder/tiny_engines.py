@@ -18,7 +18,8 @@ from pelton.builder.oracle.kernels import REFERENCE_KERNELS
 from pelton.builder.oracle.reference import ReferenceDriver
 from pelton.builder.passes.pipeline import PassOptions, optimize
 from pelton.builder.target import Target
-from pelton.builder.text import parse_graph, print_graph
+from pelton.builder.text import print_graph
+from pelton.builder.text_parser import parse_graph
 from pelton.builder.trace import trace
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.plan import Ranges

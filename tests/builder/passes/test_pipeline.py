@@ -15,7 +15,7 @@ from pelton.builder.passes import pipeline, precision
 from pelton.builder.passes.differential import DifferentialTest, RandomSource, random_steps
 from pelton.builder.passes.pipeline import PASSES, Pass, PassOptions, optimize
 from pelton.builder.passes.precision import in_dtype
-from pelton.builder.text import parse_graph
+from pelton.builder.text_parser import parse_graph
 from pelton.builder.verifier import verify
 from pelton.runtime.errors import BuildError, GraphError
 from pelton.runtime.format.dtypes import DType
