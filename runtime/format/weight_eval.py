@@ -75,41 +75,45 @@ def expr_type(expr: WeightExpr) -> TensorType:
 def evaluate(expr: WeightExpr, source: TensorSource) -> Array:
     """The storage array of a weight (shape ``TensorType.storage_shape``), possibly a view of the source.
 
-    Raises CheckpointError if the source lacks a tensor or has it in another shape or type, BuildError if a
-    value does not fit the target type (float16 overflow).
+    Raises CheckpointError if the source lacks a tensor or has it in another shape or type, BuildError if the
+    expression has no type or a value does not fit the target type (float16 overflow).
     """
+    expr_type(expr)
+    return _evaluate(expr, source)
+
+
+def _evaluate(expr: WeightExpr, source: TensorSource) -> Array:
+    """``evaluate`` of an expression whose type has been checked."""
     match expr:
         case Source(name=name):
             _check_source(expr, source)
             return source.read(name)
         case CastTo(x=x, dtype=dtype):
-            expr_type(expr)
-            return cast(evaluate(x, source), dtype)
+            return cast(_evaluate(x, source), dtype)
         case Permute(x=x, axes=axes):
-            expr_type(expr)
-            return np.asarray(evaluate(x, source).transpose(axes), order="C")
+            return np.asarray(_evaluate(x, source).transpose(axes), order="C")
         case Reshaped(x=x, shape=shape):
-            expr_type(expr)
-            return evaluate(x, source).reshape(shape)
+            return _evaluate(x, source).reshape(shape)
         case Stack(parts=parts):
-            expr_type(expr)
-            return np.concatenate([evaluate(part, source) for part in parts])
+            return np.concatenate([_evaluate(part, source) for part in parts])
         case Interleave(parts=parts, rows=rows):
-            shape = _dims(expr_type(expr))
-            turns = shape[0] // (len(parts) * rows)
-            arrays = [evaluate(part, source) for part in parts]
-            out = np.zeros((turns, len(parts), rows, *shape[1:]), arrays[0].dtype)
-            for turn in range(turns):
-                for p, array in enumerate(arrays):
-                    block = array[turn * rows : (turn + 1) * rows]
-                    out[turn, p, : len(block)] = block
-            return out.reshape(shape)
+            return _interleave([_evaluate(part, source) for part in parts], rows)
         case AddScalar(x=x, value=value):
-            expr_type(expr)
-            return np.asarray(cast(evaluate(x, source), DType.F32) + np.float32(value))
+            return np.asarray(cast(_evaluate(x, source), DType.F32) + np.float32(value))
         case Pack(x=x, layout=layout):
-            expr_type(expr)
-            return pack(evaluate(x, source), layout)
+            return pack(_evaluate(x, source), layout)
+
+
+def _interleave(arrays: list[Array], rows: int) -> Array:
+    """Rows of equally shaped arrays in turns (see Interleave)."""
+    count, *rest = arrays[0].shape
+    turns = -(-count // rows)
+    out = np.zeros((turns, len(arrays), rows, *rest), arrays[0].dtype)
+    for turn in range(turns):
+        for p, array in enumerate(arrays):
+            block = array[turn * rows : (turn + 1) * rows]
+            out[turn, p, : len(block)] = block
+    return out.reshape((turns * len(arrays) * rows, *rest))
 
 
 def evaluate_chunks(expr: WeightExpr, source: TensorSource, chunk_bytes: int = 8 << 20) -> Iterator[Array]:
