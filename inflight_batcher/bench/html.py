@@ -26,17 +26,22 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 p, figcaption { color: var(--soft); }
 table { border-collapse: collapse; margin: .5rem 0 1rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .25rem .75rem; border-bottom: 1px solid var(--rule); }
-th:first-child, td:first-child { text-align: left; } thead th { color: var(--soft); font-weight: 600; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); gap: 1rem; }
+td { white-space: nowrap; }
+th:first-child, td:first-child, .facts td { text-align: left; }
+.facts td { white-space: normal; word-break: break-word; }
+.facts td:first-child { white-space: nowrap; } thead th { color: var(--soft); font-weight: 600; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1rem;
+  align-items: start; }
 .wide { overflow-x: auto; }
 figure { margin: 0; background: var(--card); border: 1px solid var(--rule); border-radius: .5rem; padding: .75rem; }
-svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 11px; }
+svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 13px; }
+figure { overflow-x: auto; } figure svg { min-width: 24rem; }
 .grid { stroke: var(--rule); stroke-width: 1; } .line { fill: none; stroke-width: 1.75; }
 .roof { stroke: var(--roof); stroke-width: 2.5; }
 .c0 { --c: var(--c0); } .c1 { --c: var(--c1); } .c2 { --c: var(--c2); }
 .c3 { --c: var(--c3); } .c4 { --c: var(--c4); } .c5 { --c: var(--c5); }
 .line { stroke: var(--c); } .dot, .bar { fill: var(--c); } .swatch { background: var(--c); }
-.key { margin-right: 1rem; color: var(--soft); font-size: .85rem; }
+.key { display: inline-block; white-space: nowrap; margin-right: 1rem; color: var(--soft); font-size: .85rem; }
 .swatch { display: inline-block; width: .8rem; height: .8rem; border-radius: .2rem; margin-right: .35rem; }
 """
 
@@ -67,7 +72,7 @@ def throughput_page(result: ThroughputResult) -> str:
         ["output tokens/s", _number(p.system_output_throughput_tok_s)],
         ["all tokens/s", _number(p.system_total_throughput_tok_s)],
         ["output tokens/s of one user", _number(p.output_throughput_per_user_tok_s)],
-        ["seconds", _number(p.total_latency_ms / 1e3)],
+        ["the whole run, s", _number(p.total_latency_ms / 1e3)],
     ]
     parts = [_head(report, f"{report.engine.model}: throughput"), _table(["", ""], facts)]
     parts.append(_percentile_table(report))
@@ -78,16 +83,16 @@ def throughput_page(result: ThroughputResult) -> str:
 
 _SWEEP_COLUMNS = (
     "batch",
-    "in",
-    "out",
+    "tokens in",
+    "tokens out",
     "first token, ms",
-    "between tokens p50, ms",
-    "p99, ms",
-    "prefill tokens/s",
-    "of peak",
-    "decode tokens/s",
-    "of reading",
-    "of peak ",
+    "between tokens, p50, ms",
+    "between tokens, p99, ms",
+    "prefill, tokens/s",
+    "prefill, of peak",
+    "decode, tokens/s",
+    "decode, of reading",
+    "decode, of peak",
     "Python, µs a step",
 )
 
@@ -117,15 +122,15 @@ def _latency_plots(results: Sequence[LatencyResult]) -> list[str]:
         line_chart(
             "Time to each token after the first (median)",
             [Line(name, list(enumerate(middle, 2))) for name, middle, _ in curves],
-            "output token",
-            "ms",
+            "which output token",
+            "time since the one before, ms",
         )
     )
     plots.append(
         line_chart(
             "Times between tokens, cumulative",
             [Line(name, cumulative(gaps)) for name, _, gaps in curves if gaps],
-            "ms",
+            "time since the token before, ms",
             "% of tokens",
         )
     )
@@ -174,18 +179,23 @@ def _throughput_plots(result: ThroughputResult) -> list[str]:
         running += change
         steps.append((at, float(running)))
     return [
-        line_chart("Output tokens a second", [Line("output", rate)], "s", "tokens/s"),
-        line_chart("Requests that have arrived and not ended", [Line("requests", steps)], "s", "requests"),
+        line_chart("Output tokens a second", [Line("output", rate)], "time since the start, s", "tokens/s"),
+        line_chart(
+            "Requests that have arrived and not ended",
+            [Line("requests", steps, steps=True)],
+            "time since the start, s",
+            "requests",
+        ),
         line_chart(
             "Time to first token, cumulative",
             [Line("requests", cumulative([t.ttft * 1e3 for t in timelines]))],
-            "ms",
+            "time to first token, ms",
             "% of requests",
         ),
         line_chart(
             "Times between tokens, cumulative",
             [Line("tokens", cumulative([gap * 1e3 for t in timelines for gap in t.itl]))],
-            "ms",
+            "time since the token before, ms",
             "% of tokens",
         ),
     ]
@@ -236,16 +246,28 @@ def _sections(report: Report) -> str:
     parts = []
     for name in ("engine", "machine", "request_info", "dataset"):
         section: dict[str, Any] = msgspec.to_builtins(getattr(report, name))
-        rows = [[key, _value(value)] for key, value in section.items() if not isinstance(value, dict)]
-        parts.append(f"<h2>{name.replace('_', ' ')}</h2>{_table(['', ''], rows)}")
+        rows = [_fact(key, value) for key, value in section.items() if not isinstance(value, dict)]
+        parts.append(f"<h2>{name.replace('_', ' ')}</h2>{_table(['', ''], rows, 'facts')}")
     return "".join(parts)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+#: What a field's name leaves out.
+_UNITS = {"avg_input_length": "tokens", "avg_output_length": "tokens", "max_sequence_length": "tokens"}
+
+
+def _fact(key: str, value: object) -> list[str]:
+    """A field's name and value for people: bytes as MB, lengths as tokens."""
+    name = key.removesuffix("_bytes").replace("_", " ")
+    if key.endswith("_bytes") and isinstance(value, int):
+        return [name, f"{value / 1e6:.1f} MB"]
+    return [name, f"{_value(value)} {_UNITS.get(key, '')}".rstrip()]
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "numbers") -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     header = f"<thead><tr>{head}</tr></thead>" if any(columns) else ""
-    return f'<div class="wide"><table>{header}<tbody>{body}</tbody></table></div>'
+    return f'<div class="wide"><table class="{kind}">{header}<tbody>{body}</tbody></table></div>'
 
 
 def _number(value: float | None) -> str:

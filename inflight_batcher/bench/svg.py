@@ -6,18 +6,29 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 _WIDTH, _HEIGHT = 560, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 44
 _SERIES = 6  # colours in the page
+_LETTER = 7.2  # width of one on average, at the page's font size in plots
+_LONGEST_NAME = 290  # of a bar; longer ones are set narrower
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve; ``points`` are (x, y)."""
+    """A curve; ``points`` are (x, y). ``steps``: a value holds until the next point, as a count does."""
 
     name: str
     points: Sequence[tuple[float, float]]
+    steps: bool = False
+
+    def corners(self) -> list[tuple[float, float]]:
+        """What the curve goes through."""
+        if not self.steps:
+            return list(self.points)
+        held = [(after[0], before[1]) for before, after in pairwise(self.points)]
+        return [*(corner for pair in zip(self.points, held, strict=False) for corner in pair), self.points[-1]]
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -95,9 +106,9 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str, y_label: str) ->
     parts = axes.frame()
     for index, line in enumerate(lines):
         colour = f"c{index % _SERIES}"
-        path = " ".join(f"{axes.px(x):.1f},{axes.py(y):.1f}" for x, y in line.points)
+        path = " ".join(f"{axes.px(x):.1f},{axes.py(y):.1f}" for x, y in line.corners())
         parts.append(f'<polyline class="line {colour}" points="{path}"/>')
-        if len(line.points) <= 40:
+        if len(line.points) <= 40 and not line.steps:
             parts += [
                 f'<circle class="dot {colour}" cx="{axes.px(x):.1f}" cy="{axes.py(y):.1f}" r="2.5">'
                 f"<title>{escape(line.name)}: {label(x)}, {label(y)}</title></circle>"
@@ -120,16 +131,17 @@ def bar_chart(title: str, bars: Sequence[Bar], unit: str) -> str:
     if not bars:
         return _empty(title)
     high = max([bar.value for bar in bars] + [bar.roof or 0.0 for bar in bars]) or 1.0
-    row, left = 26, 210
-    width, height = _WIDTH, row * len(bars) + 10
-    scale = (width - left - 90) / high
+    widest = max(_LETTER * len(bar.name) for bar in bars)
+    row, left = 26, round(min(widest, _LONGEST_NAME)) + 12
+    height = row * len(bars) + 10
+    texts = [_bar_text(bar, unit) for bar in bars]
+    scale = (_WIDTH - left - 14 - _LETTER * max(map(len, texts))) / high
     parts = []
     for index, bar in enumerate(bars):
-        y = 5 + index * row
-        text = f"{label(bar.value)} {unit}"
-        if bar.roof and unit != "%":
-            text += f" ({100 * bar.value / bar.roof:.0f} %)"
-        parts.append(f'<text class="tick" x="{left - 8}" y="{y + 15}" text-anchor="end">{escape(bar.name)}</text>')
+        y, text = 5 + index * row, texts[index]
+        narrow = f' textLength="{_LONGEST_NAME}" lengthAdjust="spacingAndGlyphs"'
+        fit = narrow if _LETTER * len(bar.name) > _LONGEST_NAME else ""
+        parts.append(f'<text class="tick" x="{left - 8}" y="{y + 16}" text-anchor="end"{fit}>{escape(bar.name)}</text>')
         parts.append(
             f'<rect class="bar c0" x="{left}" y="{y + 3}" width="{max(bar.value * scale, 0.5):.1f}" height="{row - 9}">'
             f"<title>{escape(bar.name)}: {text}</title></rect>"
@@ -138,8 +150,14 @@ def bar_chart(title: str, bars: Sequence[Bar], unit: str) -> str:
             at = left + bar.roof * scale
             parts.append(f'<line class="roof" x1="{at:.1f}" x2="{at:.1f}" y1="{y}" y2="{y + row - 3}"/>')
         after = left + max(bar.value, bar.roof or 0.0) * scale + 6
-        parts.append(f'<text class="tick" x="{after:.1f}" y="{y + 15}">{escape(text)}</text>')
-    return _figure(title, parts, [], width + 60, height)
+        parts.append(f'<text class="tick" x="{after:.1f}" y="{y + 16}">{escape(text)}</text>')
+    return _figure(title, parts, [], _WIDTH, height)
+
+
+def _bar_text(bar: Bar, unit: str) -> str:
+    if unit == "%":
+        return f"{bar.value:.0f} %"
+    return f"{label(bar.value)} {unit}" + (f" ({100 * bar.value / bar.roof:.0f} %)" if bar.roof else "")
 
 
 def cumulative(values: Sequence[float], most: int = 400) -> list[tuple[float, float]]:
@@ -152,12 +170,13 @@ def cumulative(values: Sequence[float], most: int = 400) -> list[tuple[float, fl
 
 def _figure(title: str, parts: list[str], legend: list[str], width: int = _WIDTH, height: int = _HEIGHT) -> str:
     keys = "".join(
-        f'<span class="key"><i class="swatch c{i % _SERIES}"></i>{escape(name)}</span>' for i, name in enumerate(legend)
+        f'<span class="key"><i class="swatch c{i % _SERIES}"></i>{escape(name)}</span> '
+        for i, name in enumerate(legend if len(legend) > 1 else ())
     )
     body = "\n".join(parts)
     return (
         f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{escape(title)}">{body}</svg><div class="legend">{keys}</div></figure>'
+        f'aria-label="{escape(title)}">{body}</svg>' + (f"<div>{keys}</div>" if keys else "") + "</figure>"
     )
 
 

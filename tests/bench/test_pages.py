@@ -67,3 +67,33 @@ def test_cumulative() -> None:
     assert many[0][0] == 0.0
     assert many[-1] == (9999.0, 100.0)
     assert cumulative([]) == []
+
+
+def test_a_count_goes_in_steps() -> None:
+    figure = parsed(line_chart("t", [Line("requests", [(0, 1), (2, 3), (4, 0)], steps=True)], "s", "requests"))
+    (points,) = [e.get("points") for e in figure.iter("polyline")]
+    pixels = [tuple(map(float, pair.split(","))) for pair in str(points).split()]
+    assert len(pixels) == 5
+    for before, after in zip(pixels, pixels[1:], strict=False):
+        assert before[0] == after[0] or before[1] == after[1]
+
+
+@pytest.mark.parametrize("length", [3, 28, 40, 90])
+def test_names_and_values_of_bars_stay_inside(length: int) -> None:
+    bars = [Bar("n" * length, 134.2, 100.0), Bar("n", 3.0, 100.0)]
+    for unit in ("%", "GB/s"):
+        figure = parsed(bar_chart("t", bars, unit))
+        (svg,) = figure.iter("svg")
+        width = float(str(svg.get("viewBox")).split()[2])
+        for text in figure.iter("text"):
+            long = float(text.get("textLength") or 7.2 * len(str(text.text)))
+            x = float(str(text.get("x")))
+            begin, end = (x - long, x) if text.get("text-anchor") == "end" else (x, x + long)
+            assert begin >= 0
+            assert end <= width
+
+
+def test_only_several_curves_have_a_legend() -> None:
+    one, two = (line_chart("t", [Line(n, [(0, 1), (1, 2)]) for n in names], "x", "y") for names in ("a", "ab"))
+    assert 'class="key"' not in one
+    assert two.count('class="key"') == 2
