@@ -1,0 +1,83 @@
+"""From records to a table: each system's best setting by the survey, medians of the rounds, pelton's ratio to each."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .jobs import LINES, Record, settings_for
+
+#: A peer's token may be this much less likely than the best by pelton's own log-probabilities, and a candidate's
+#: log-probability may differ by as much: they round elsewhere. A wrong model is off by more than one for all tokens.
+TOLERANCE = 0.25
+
+
+def best_setting(records: Iterable[Record], system: str, line: str) -> str:
+    """The setting with the highest median in the survey; the first there is, if nothing was tried."""
+    names = settings_for(system, line)
+    rates = {name: _rates(records, "survey", line, system, name) for name in names}
+    tried = [name for name in names if rates[name]]
+    return max(tried, key=lambda name: statistics.median(rates[name])) if tried else names[0]
+
+
+def check(reference: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """What agrees with pelton's reference (tokens, logprobs of a result); RuntimeError if it is another model."""
+    short = 0.0
+    for token, candidates in zip(result["tokens"], reference["logprobs"], strict=True):
+        short = max(short, max(candidates.values()) - candidates.get(str(token), float("-inf")))
+    if short > TOLERANCE:
+        raise RuntimeError(f"a first token is {short:.3f} less likely than the best by pelton's log-probabilities")
+    same = sum(token == other for token, other in zip(result["tokens"], reference["tokens"], strict=True))
+    text = f"{same} of {len(result['tokens'])} first tokens equal, the others within {short:.3f}"
+    if not result["logprobs"] or result["logprobs"][0] is None:
+        return text
+    apart = max(
+        abs(value - theirs[key])
+        for ours, theirs in zip(reference["logprobs"], result["logprobs"], strict=True)
+        for key, value in ours.items()
+        if key in theirs
+    )
+    if apart > TOLERANCE:
+        raise RuntimeError(f"log-probabilities differ by {apart:.3f} from pelton's")
+    return f"{text}; log-probabilities within {apart:.3f}"
+
+
+def table(records: Sequence[Record], systems: Sequence[str]) -> str:
+    """As Markdown: a row a line, medians in tokens/s with the number of rounds, and what pelton's is of each peer's."""
+    peers = [system for system in systems if system != "pelton"]
+    head = ["tokens/s", "rounds", "pelton", *(part for peer in peers for part in (peer, "ratio", "setting"))]
+    rows = [head, ["---"] * len(head)]
+    for line, about in LINES.items():
+        settings = {system: best_setting(records, system, line) for system in systems}
+        rates = {s: _rates(records, "round", line, s, settings[s]) for s in systems}
+        count = min((len(values) for values in rates.values() if values), default=0)
+        row = [about.title, str(count), _figure(rates["pelton"])]
+        for peer in peers:
+            ratio = "-"
+            if rates["pelton"] and rates[peer]:
+                ratio = f"{statistics.median(rates['pelton']) / statistics.median(rates[peer]):.2f}"
+            row += [_figure(rates[peer]), ratio, settings[peer]]
+        rows.append(row)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def survey_table(records: Sequence[Record], systems: Sequence[str]) -> str:
+    """Every setting that was tried, as Markdown: medians in tokens/s, a column a line."""
+    rows = [["survey, tokens/s", *(about.title for about in LINES.values())], ["---"] * (1 + len(LINES))]
+    for system in systems:
+        names = dict.fromkeys(name for line in LINES for name in settings_for(system, line))
+        for name in names if system != "pelton" else ():
+            rates = [_rates(records, "survey", line, system, name) for line in LINES]
+            rows.append([f"{system}, {name}", *(f"{statistics.median(r):.1f}" if r else "-" for r in rates)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _figure(rates: Sequence[float]) -> str:
+    """Median and range."""
+    return f"{statistics.median(rates):.1f} ({min(rates):.1f}-{max(rates):.1f})" if rates else "-"
+
+
+def _rates(records: Iterable[Record], kind: str, line: str, system: str, setting: str) -> list[float]:
+    wanted = (kind, line, system, setting)
+    return [r.rate for r in records if (r.kind, r.line, r.system, r.setting) == wanted]
