@@ -51,7 +51,9 @@ def table(records: Sequence[Record], systems: Sequence[str]) -> str:
     for line, about in LINES.items():
         settings = {system: best_setting(records, system, line) for system in systems}
         rates = {s: _rates(records, "round", line, s, settings[s]) for s in systems}
-        count = min((len(values) for values in rates.values() if values), default=0)
+        if not any(rates.values()):
+            continue
+        count = min(len(values) for values in rates.values() if values)
         row = [about.title, str(count), _figure(rates["pelton"])]
         for peer in peers:
             ratio = "-"
@@ -69,7 +71,8 @@ def survey_table(records: Sequence[Record], systems: Sequence[str]) -> str:
         names = dict.fromkeys(name for line in LINES for name in settings_for(system, line))
         for name in names if system != "pelton" else ():
             rates = [_rates(records, "survey", line, system, name) for line in LINES]
-            rows.append([f"{system}, {name}", *(f"{statistics.median(r):.1f}" if r else "-" for r in rates)])
+            if any(rates):
+                rows.append([f"{system}, {name}", *(f"{statistics.median(r):.1f}" if r else "-" for r in rates)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
