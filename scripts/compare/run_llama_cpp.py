@@ -48,9 +48,7 @@ def main() -> int:
     return 0
 
 
-@llama.llama_log_callback
-def _SILENT(level: int, text: bytes, data: Any) -> None:
-    pass
+_SILENT: Any = llama.llama_log_callback(lambda level, text, data: None)
 
 
 def context_params(job: dict[str, Any], count: int, length: int) -> Any:
