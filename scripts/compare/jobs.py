@@ -59,7 +59,7 @@ def _llama(flash_attn: bool, bf16_kv: bool = False, mmap: bool = True, unified: 
     return {"flash_attn": flash_attn, "bf16_kv": bf16_kv, "mmap": mmap, "unified": unified}
 
 
-#: What a survey tries, by system and name; "default" of pelton has nothing to choose.
+#: What a survey tries, by system and name. "limit" is the machine's own; it and pelton have nothing to choose.
 SETTINGS: dict[str, dict[str, Setting]] = {
     "pelton": {"default": {}},
     "llama.cpp": {
@@ -77,6 +77,7 @@ SETTINGS: dict[str, dict[str, Setting]] = {
         "paged attention, throughput": {"paged": True, "hint": "THROUGHPUT"},
         "stateful, throughput": {"paged": False, "hint": "THROUGHPUT"},
     },
+    "limit": {"roofs": {}},
 }
 
 

@@ -46,7 +46,7 @@ def check(reference: Mapping[str, Any], result: Mapping[str, Any]) -> str:
 def table(records: Sequence[Record], systems: Sequence[str]) -> str:
     """As Markdown: a row a line, medians in tokens/s with the number of rounds, and what pelton's is of each peer's."""
     peers = [system for system in systems if system != "pelton"]
-    head = ["tokens/s", "rounds", "pelton", *(part for peer in peers for part in (peer, "ratio", "setting"))]
+    head = ["tokens/s", "rounds", "pelton", *(part for peer in peers for part in (peer, "pelton's ratio", "setting"))]
     rows = [head, ["---"] * len(head)]
     for line, about in LINES.items():
         settings = {system: best_setting(records, system, line) for system in systems}
@@ -68,8 +68,7 @@ def survey_table(records: Sequence[Record], systems: Sequence[str]) -> str:
     """Every setting that was tried, as Markdown: medians in tokens/s, a column a line."""
     rows = [["survey, tokens/s", *(about.title for about in LINES.values())], ["---"] * (1 + len(LINES))]
     for system in systems:
-        names = dict.fromkeys(name for line in LINES for name in settings_for(system, line))
-        for name in names if system != "pelton" else ():
+        for name in dict.fromkeys(name for line in LINES for name in settings_for(system, line)):
             rates = [_rates(records, "survey", line, system, name) for line in LINES]
             if any(rates):
                 rows.append([f"{system}, {name}", *(f"{statistics.median(r):.1f}" if r else "-" for r in rates)])

@@ -116,7 +116,7 @@ def test_the_table_has_medians_and_ratios() -> None:
     records = [record("round", "decode", "pelton", "default", rate) for rate in (60.0, 50.0, 10.0)]
     records += [record("round", "decode", "llama.cpp", "flash attention", rate) for rate in (20.0, 30.0, 25.0)]
     lines = table(records, ["pelton", "llama.cpp"]).splitlines()
-    assert lines[0] == "| tokens/s | rounds | pelton | llama.cpp | ratio | setting |"
+    assert lines[0] == "| tokens/s | rounds | pelton | llama.cpp | pelton's ratio | setting |"
     row = "| decode, batch 1 | 3 | 50.0 (10.0-60.0) | 25.0 (20.0-30.0) | 2.00 | flash attention |"
     assert lines[2:] == [row]
 
@@ -165,7 +165,10 @@ def test_the_whole_with_pelton_alone(folder: Path, tmp_path: Path) -> None:
     assert "16 of 16 first tokens equal" in text
     assert "| decode, batch 1 | 2 | " in text
     records = jobs.read_records(tmp_path / "results.jsonl")
-    assert [r.line for r in records] == ["decode", "batch"] * 2
+    expected = [(line, system) for line in ("decode", "batch") for system in ("pelton", "limit")] * 2
+    assert [(r.line, r.system) for r in records] == expected
+    assert records[0].rate < records[1].rate
+    assert "streaming read" in records[1].check
     assert dataclasses.asdict(records[0]) == json.loads((tmp_path / "results.jsonl").read_text().splitlines()[0])
     again = subprocess.run([*script, "--rounds", "0", "--survey", "0"], check=True, stdout=subprocess.PIPE, text=True)
     assert "| decode, 16 at once | 2 | " in again.stdout
