@@ -16,7 +16,7 @@ TOLERANCE = 0.25
 def best_setting(records: Iterable[Record], system: str, line: str) -> str:
     """The setting with the highest median in the survey; the first there is, if nothing was tried."""
     names = settings_for(system, line)
-    rates = {name: _rates(records, "survey", line, system, name) for name in names}
+    rates = {name: _surveyed(records, line, system, name) for name in names}
     tried = [name for name in names if rates[name]]
     return max(tried, key=lambda name: statistics.median(rates[name])) if tried else names[0]
 
@@ -43,23 +43,37 @@ def check(reference: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     return f"{text}; log-probabilities within {apart:.3f}"
 
 
+def rounds(records: Iterable[Record], line: str, settings: Mapping[str, str]) -> list[dict[str, float]]:
+    """Rates by system, a dict for each round of a line: a round ends where a system comes again."""
+    found: list[dict[str, float]] = []
+    for record in records:
+        if (record.kind, record.line, record.setting) != ("round", line, settings.get(record.system)):
+            continue
+        if not found or record.system in found[-1]:
+            found.append({})
+        found[-1][record.system] = record.rate
+    return found
+
+
 def table(records: Sequence[Record], systems: Sequence[str]) -> str:
-    """As Markdown: a row a line, medians in tokens/s with the number of rounds, and what pelton's is of each peer's."""
+    """As Markdown, a row a line: medians in tokens/s with their range, and the median of pelton's ratios to a peer.
+
+    Ratios are of one round each, since the machine's own rates drift from round to round.
+    """
     peers = [system for system in systems if system != "pelton"]
-    head = ["tokens/s", "rounds", "pelton", *(part for peer in peers for part in (peer, "pelton's ratio", "setting"))]
+    head = ["tokens/s", "rounds", "pelton", *(part for peer in peers for part in (peer, "pelton's ratio"))]
     rows = [head, ["---"] * len(head)]
     for line, about in LINES.items():
         settings = {system: best_setting(records, system, line) for system in systems}
-        rates = {s: _rates(records, "round", line, s, settings[s]) for s in systems}
-        if not any(rates.values()):
+        of_line = rounds(records, line, settings)
+        if not of_line:
             continue
-        count = min(len(values) for values in rates.values() if values)
-        row = [about.title, str(count), _figure(rates["pelton"])]
+        row = [about.title, str(len(of_line)), _figure([r["pelton"] for r in of_line if "pelton" in r])]
         for peer in peers:
-            ratio = "-"
-            if rates["pelton"] and rates[peer]:
-                ratio = f"{statistics.median(rates['pelton']) / statistics.median(rates[peer]):.2f}"
-            row += [_figure(rates[peer]), ratio, settings[peer]]
+            ratios = [r["pelton"] / r[peer] for r in of_line if "pelton" in r and peer in r]
+            ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})" if ratios else "-"
+            setting = f", {settings[peer]}" if len(settings_for(peer, line)) > 1 else ""
+            row += [_figure([r[peer] for r in of_line if peer in r]) + setting, ratio]
         rows.append(row)
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -69,7 +83,7 @@ def survey_table(records: Sequence[Record], systems: Sequence[str]) -> str:
     rows = [["survey, tokens/s", *(about.title for about in LINES.values())], ["---"] * (1 + len(LINES))]
     for system in systems:
         for name in dict.fromkeys(name for line in LINES for name in settings_for(system, line)):
-            rates = [_rates(records, "survey", line, system, name) for line in LINES]
+            rates = [_surveyed(records, line, system, name) for line in LINES]
             if any(rates):
                 rows.append([f"{system}, {name}", *(f"{statistics.median(r):.1f}" if r else "-" for r in rates)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -80,6 +94,6 @@ def _figure(rates: Sequence[float]) -> str:
     return f"{statistics.median(rates):.1f} ({min(rates):.1f}-{max(rates):.1f})" if rates else "-"
 
 
-def _rates(records: Iterable[Record], kind: str, line: str, system: str, setting: str) -> list[float]:
-    wanted = (kind, line, system, setting)
+def _surveyed(records: Iterable[Record], line: str, system: str, setting: str) -> list[float]:
+    wanted = ("survey", line, system, setting)
     return [r.rate for r in records if (r.kind, r.line, r.system, r.setting) == wanted]

@@ -112,13 +112,18 @@ def test_the_best_setting_is_the_surveys() -> None:
     assert "| llama.cpp, no flash attention | - | 35.0 | - |" in survey_table(records, ["pelton", "llama.cpp"])
 
 
-def test_the_table_has_medians_and_ratios() -> None:
-    records = [record("round", "decode", "pelton", "default", rate) for rate in (60.0, 50.0, 10.0)]
-    records += [record("round", "decode", "llama.cpp", "flash attention", rate) for rate in (20.0, 30.0, 25.0)]
+def test_the_table_has_medians_and_ratios_of_rounds() -> None:
+    rates = [(60.0, 20.0), (50.0, 50.0), (10.0, 25.0)]
+    records = []
+    for ours, theirs in rates:
+        records.append(record("round", "decode", "pelton", "default", ours))
+        records.append(record("round", "decode", "llama.cpp", "flash attention", theirs))
+    records.append(record("round", "decode", "pelton", "default", 70.0))  # a round cut short
+    records.append(record("round", "decode", "llama.cpp", "no flash attention", 1.0))  # not the best setting
     lines = table(records, ["pelton", "llama.cpp"]).splitlines()
-    assert lines[0] == "| tokens/s | rounds | pelton | llama.cpp | pelton's ratio | setting |"
-    row = "| decode, batch 1 | 3 | 50.0 (10.0-60.0) | 25.0 (20.0-30.0) | 2.00 | flash attention |"
-    assert lines[2:] == [row]
+    assert lines[0] == "| tokens/s | rounds | pelton | llama.cpp | pelton's ratio |"
+    row = "| 4 | 55.0 (10.0-70.0) | 25.0 (20.0-50.0), flash attention | 1.00 (0.40-3.00) |"
+    assert lines[2:] == [f"| decode, batch 1 {row}"]
 
 
 def test_rates() -> None:
