@@ -12,9 +12,9 @@ from .match import either_order, producer
 from .rewriting import Sweep, sweep
 
 
-def apply(graph: Graph) -> int:
+def apply(graph: Graph) -> None:
     """add(rms_norm(x, w), r) -> rms_norm(x, w, r), with r of the same shape."""
-    return sweep(graph, _visit)
+    sweep(graph, _visit)
 
 
 def _visit(s: Sweep, node: Node) -> list[Value] | None:
