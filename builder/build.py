@@ -12,14 +12,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from ..runtime.drivers.cpu.host import host_features
 from ..runtime.errors import BuildError, CheckpointError, EngineFormatError
 from ..runtime.format.container import EngineWriter
 from ..runtime.format.manifest import SCHEMA, Manifest, TargetEntry, decode_manifest, encode_manifest
-from ..runtime.format.plan import encode_plan
+from ..runtime.format.plan import Ranges, encode_plan
 from ..runtime.format.refit import WEIGHTS, encode_expressions
 from ..runtime.format.weight_eval import evaluate_chunks
 from ..runtime.format.weight_expr import WeightExpr
 from ..runtime.version import VERSION
+from .autotune import Tuner, Tuning
 from .checkpoint import Checkpoint
 from .codegen.cache import ObjectCache
 from .codegen.cpu import compile_cpu, compiler_version
@@ -28,14 +30,16 @@ from .graph import Graph
 from .importer import import_graph
 from .kernels import KernelRegistry
 from .lower import Lowered, lower
+from .machine import this_machine
 from .model_info import max_positions, model_info
 from .options import BuildOptions
 from .oracle.kernels import REFERENCE_KERNELS
-from .output import check_output
+from .output import check_output, report_path
 from .passes.pipeline import PassOptions, optimize
 from .progress import BuildProgress
-from .report import build_report, write_timings
+from .report import TargetBuild, build_report, write_timings
 from .target import Target, resolve_targets
+from .timing_cache import TimingCache
 from .tokenizer_closure import close_tokenizer
 from .trace import trace
 
@@ -51,7 +55,7 @@ class BuildResult:
     bytes: int
     seconds: float
     targets: tuple[str, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # the engine's own, then how its tactics were chosen
 
 
 def build(
@@ -69,6 +73,7 @@ def build(
     out = Path(out)
     check_output(out, Path(checkpoint_path))
     targets = resolve_targets(options.targets)
+    tuner = _tuner(options, out)
     with progress or BuildProgress(quiet=True) as bar:
         with bar.stage("read checkpoint"):
             checkpoint = Checkpoint.open(checkpoint_path, trust_remote_code=options.trust_remote_code)
@@ -81,15 +86,16 @@ def build(
             precision = options.precision(checkpoint.dtype)
             passes = PassOptions(precision, ranges, options.dump_ir, options.verify, checkpoint.source)
             graph = optimize(graph, passes)
-        lowered: dict[str, Lowered] = {}
+        builds: list[TargetBuild] = []
         code: dict[str, bytes] = {}
         for target in targets:
+            built = _lower(graph, target, _registry_for(target, registry), ranges, tuner, bar)
+            builds.append(built)
             with bar.stage(f"compile {target}") as stage:
-                low = lower(graph, target, _registry_for(target, registry), ranges)
-                lowered[str(target)] = low
                 if target.sku is not None:
-                    code[str(target)] = _compile(low, target, options)
+                    code[str(target)] = _compile(built.lowered, target, options)
                     stage.bytes = len(code[str(target)])
+        lowered = {str(built.target): built.lowered for built in builds}
         with bar.stage("tokenizer"):
             tokenizer = close_tokenizer(checkpoint.path) if checkpoint.tokenizer_files else None
         with bar.stage("hash checkpoint"):
@@ -110,16 +116,46 @@ def build(
             notes=tuple(notes),
         )
         _check_readable(manifest, checkpoint)
-        reported = [(t, _registry_for(t, registry), lowered[str(t)]) for t in targets]
-        sections = _sections(lowered, code, tokenizer, build_report(reported, notes))
+        sections = _sections(lowered, code, tokenizer, build_report(builds, notes))
         _write(out, manifest, sections, lowered, checkpoint, graph, options, bar)
         size = out.stat().st_size
-        timings = write_timings(out, bar.stages, size)
-    return BuildResult(out, size, timings, tuple(map(str, targets)), tuple(notes))
+        seconds = write_timings(out, bar.stages, size, builds)
+    notes += [note for built in builds for note in built.tuning.notes]
+    return BuildResult(out, size, seconds, tuple(map(str, targets)), tuple(notes))
 
 
 def _registry_for(target: Target, registry: KernelRegistry) -> KernelRegistry:
     return registry if target.sku is not None else KernelRegistry(REFERENCE_KERNELS)
+
+
+def _tuner(options: BuildOptions, out: Path) -> Tuner | None:
+    """What chooses tactics, if anything but the kernels' own models does. Raises TimingCacheError."""
+    if not options.autotune and options.timing_cache is None:
+        return None
+    cache = None
+    if options.timing_cache is not None:
+        if options.timing_cache.absolute() in (out.absolute(), report_path(out).absolute()):
+            raise BuildError(f"--timing-cache {options.timing_cache} is a file that this build writes; name another")
+        cache = TimingCache.open(options.timing_cache, create=options.autotune)
+    timer = None
+    if options.autotune:
+        from .tactic_timer import TacticTimer  # needs the native module, which plain builds do without
+
+        timer = TacticTimer(options.compiler, options.cache_dir, options.num_jobs)
+    return Tuner(timer, cache, this_machine(), host_features())
+
+
+def _lower(
+    graph: Graph, target: Target, registry: KernelRegistry, ranges: Ranges, tuner: Tuner | None, bar: BuildProgress
+) -> TargetBuild:
+    """The target's plan; with a tuner, of kernels with the tactics that it chose."""
+    low = lower(graph, target, registry, ranges)
+    if tuner is None or target.sku is None:
+        return TargetBuild(target, registry, low, Tuning())
+    with bar.stage(f"tactics {target}", len(low.emitted)):
+        tuning = tuner.tune(low.emitted, target, lambda: bar.advance(1))
+    # Scratch depends on tactics, so buffers are placed anew.
+    return TargetBuild(target, registry, lower(graph, target, registry.choosing(tuning.preferred()), ranges), tuning)
 
 
 def _compile(low: Lowered, target: Target, options: BuildOptions) -> bytes:

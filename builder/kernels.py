@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,16 +62,26 @@ MAX_WORKERS = 64  # the largest thread team; kernels size per-worker scratch by 
 
 
 class KernelRegistry:
-    """Ordered kernels; the first that does not refuse wins (put special ones before general ones)."""
+    """Ordered kernels; the first that does not refuse wins (put special ones before general ones).
 
-    def __init__(self, kernels: Iterable[Kernel]) -> None:
+    chosen: kernels that calls have already; what was tuned is selected no more.
+    """
+
+    def __init__(self, kernels: Iterable[Kernel], chosen: Mapping[KernelCall, Kernel] | None = None) -> None:
         self._kernels = tuple(kernels)
+        self._chosen = dict(chosen or {})
         names = [k.name for k in self._kernels]
         if len(set(names)) != len(names):
             raise ValueError("two kernels share a name")
 
+    def choosing(self, chosen: Mapping[KernelCall, Kernel]) -> KernelRegistry:
+        """The same kernels, and these choices."""
+        return KernelRegistry(self._kernels, chosen)
+
     def select(self, call: KernelCall, target: Target) -> Kernel:
         """The kernel for a call; raises NoKernelError with every candidate's reason."""
+        if call in self._chosen:
+            return self._chosen[call]
         reasons = []
         for kernel, reason in self._tried(call, target):
             if reason is None:

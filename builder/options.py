@@ -45,6 +45,8 @@ class BuildOptions:
     compiler: str | None = None  # $CXX, then g++, then clang++
     cache_dir: Path | None = None  # ~/.cache/pelton
     jobs: int = 0  # compiler processes; 0 = one per available core
+    autotune: bool = False  # time the kernels' tactics on this machine; results are the same bits either way
+    timing_cache: Path | None = None  # a file of timings: read where it has them, and with autotune added to
     dump_ir: Path | None = None
     verify: bool = False  # differential check of every pass on the real weights
     golden: bool = True  # compute golden vectors for `pelton verify`

@@ -27,6 +27,14 @@ class NoKernelError(BuildError):
     """No kernel takes a call; lists why each candidate refused."""
 
 
+class TacticError(BuildError):
+    """Two tactics of one kernel gave different bits: a kernel template or the compiler is at fault."""
+
+
+class TimingCacheError(BuildError):
+    """A timing cache file is damaged, of a newer schema, or cannot be read or written."""
+
+
 class EngineFormatError(PeltonError):
     """An engine file is damaged, truncated, altered, or of a newer schema."""
 

@@ -57,6 +57,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache-dir", type=Path, metavar="DIR", help="compiled objects (default $PELTON_CACHE, else ~/.cache/pelton)"
     )
     tools.add_argument("--jobs", type=int, metavar="N", help="compiler processes at once (default: one per core)")
+    tools.add_argument(
+        "--autotune",
+        action="store_true",
+        help="time tile shapes and blockings on this machine (default: a model of the SKU chooses; same results)",
+    )
+    tools.add_argument(
+        "--timing-cache",
+        type=Path,
+        metavar="FILE",
+        help="timings from earlier builds, here or elsewhere; with --autotune new ones are added",
+    )
     tools.add_argument("--dump-ir", type=Path, metavar="DIR", help="write the graph after every pass")
     tools.add_argument("--verify", action="store_true", help="check every pass against the one before on real weights")
     tools.add_argument(
@@ -80,6 +91,7 @@ _OPTION_FIELDS = (
     "compiler",
     "cache_dir",
     "jobs",
+    "timing_cache",
     "dump_ir",
 )
 
@@ -104,6 +116,7 @@ def execute(arguments: argparse.Namespace) -> int:
         verify=arguments.verify,
         golden=arguments.golden,
         trust_remote_code=arguments.trust_remote_code,
+        autotune=arguments.autotune,
         progress=BuildProgress(quiet=arguments.quiet),
         **given,
     )

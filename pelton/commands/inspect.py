@@ -195,3 +195,8 @@ def _print_kernels(console: Any, key: str, report: dict[str, Any]) -> None:
             why = "; ".join(f"not {k}: {r}" for k, r in kernel["refused"].items()) or "first choice"
             rows.append((name, kernel["launches"], " ".join(kernel["inputs"]), " ".join(kernel["outputs"]), why))
     print_table(console, f"kernels of {key}", ("kernel", "launches", "inputs", "outputs", "why"), rows)
+    tactics = [
+        (k["kernel"], " ".join(k["inputs"]), k["tactic"], k["tactic_by"]) for k in report["kernels"] if k.get("tactic")
+    ]
+    if tactics:
+        print_table(console, f"tactics of {key}", ("kernel", "inputs", "tactic", "chosen by"), tactics)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pelton.builder.kernels import Kernel, KernelCall
 from pelton.builder.ops.base import Op
 from pelton.builder.ops.fused import PagedAttention
 from pelton.builder.target import Target
+from pelton.runtime.format.dtypes import DType
 
 from ..cpu_code import cpp_config, cpp_kernel, cpp_members, cpp_type, expect, refuse_floats, refuse_target, sku_of
 from ..kv.cpu import refuse_kv
@@ -36,18 +37,38 @@ class AttentionTactic:
     block_panels: int
 
     @staticmethod
-    def choose(heads_per_kv: int, vector_bits: int) -> AttentionTactic:
+    def choose(heads_per_kv: int, vector_bits: int, *, widened: bool = False) -> AttentionTactic:
         """By the register file: rows x panels accumulators, a few registers left for operands.
 
-        32 registers of 512 bits hold 7 x 4 or 8 x 2; 16 of 256 bits, two to a vector, hold 2 x 2.
+        32 registers of 512 bits hold 7 x 4 or 8 x 2; 16 of 256 bits, two to a vector, hold 2 x 2, or 4 x 1 where keys
+        and values of 16 bits are ``widened`` to two fp32 vectors each.
         """
         heads = min(heads_per_kv, _TILE_ROWS)
         queries = _TILE_ROWS // heads
         if vector_bits < 512:
-            return AttentionTactic(queries, heads, 2, min(heads, 2), 2)
+            rows, panels = (4, 1) if widened else (2, 2)
+            return AttentionTactic(queries, heads, rows, min(heads, 2), panels)
         head_rows = -(-heads // -(-heads // 8))  # the heads of a query, in equal blocks
         rows = head_rows if heads > 4 else min((8, 7, 6), key=lambda m: -(-queries * heads // m) * m)
         return AttentionTactic(queries, heads, rows, head_rows, 4 if rows <= 7 else 2)
+
+    @staticmethod
+    def candidates(heads_per_kv: int, vector_bits: int, *, widened: bool = False) -> tuple[AttentionTactic, ...]:
+        """The model's choice, then other blocks that fit the registers, and tiles of half and of twice the queries."""
+        model = AttentionTactic.choose(heads_per_kv, vector_bits, widened=widened)
+        blocks = ((8, 2), (7, 4), (6, 4), (4, 4)) if vector_bits >= 512 else ((2, 2), (4, 1), (3, 1))
+        found = [model]
+        for rows, panels in blocks:
+            head_rows = min(model.head_rows, rows)
+            found.append(replace(model, block_rows=rows, head_rows=head_rows, block_panels=panels))
+        found += [replace(model, tile_queries=n) for n in (model.tile_queries // 2, model.tile_queries * 2) if n]
+        return tuple(dict.fromkeys(found))
+
+
+def _widens(op: PagedAttention, target: Target) -> bool:
+    """Whether keys and values have 16 bits and no dot product of their own."""
+    dot = sku_of(target).vector_dot if op.kv_dtype is DType.BF16 and op.compute is DType.BF16 else "none"
+    return dot == "none" and op.kv_dtype.itemsize == 2
 
 
 @dataclass(frozen=True)
@@ -70,6 +91,14 @@ class CpuPagedAttention:
             if not value > 0:
                 return f"{name} {value} is not positive"
         return refuse_floats([*call.inputs, *call.outputs])
+
+    def variants(self, call: KernelCall, target: Target) -> tuple[CpuPagedAttention, ...]:
+        op = expect(PagedAttention, call.op)
+        if self.tactic is not None:
+            return (self,)
+        bits, widened = sku_of(target).vector_bits, _widens(op, target)
+        candidates = AttentionTactic.candidates(op.heads // op.kv_heads, bits, widened=widened)
+        return tuple(replace(self, tactic=tactic) for tactic in candidates)
 
     def scratch_bytes(self, call: KernelCall, target: Target) -> int:
         op = expect(PagedAttention, call.op)
@@ -100,7 +129,8 @@ class CpuPagedAttention:
         return cpp_kernel(symbol, "attention.h", body, config)
 
     def _tactic(self, op: PagedAttention, target: Target) -> AttentionTactic:
-        return self.tactic or AttentionTactic.choose(op.heads // op.kv_heads, sku_of(target).vector_bits)
+        bits, widened = sku_of(target).vector_bits, _widens(op, target)
+        return self.tactic or AttentionTactic.choose(op.heads // op.kv_heads, bits, widened=widened)
 
     @staticmethod
     def _parts(call: KernelCall) -> int:

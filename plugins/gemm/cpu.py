@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 from pelton.builder.kernels import MAX_WORKERS, Kernel, KernelCall
 from pelton.builder.ops.base import Op
@@ -53,6 +54,15 @@ class CpuGemm:
             return "takes floats only"
         return None
 
+    def variants(self, call: KernelCall, target: Target) -> tuple[CpuGemm, ...]:
+        if self.tactic is not None:
+            return (self,)
+        k, compute, rows = constant(call.inputs[1].shape[1]), expect(Gemm, call.op).compute, _most_rows(call)
+        if self.dot == "amx_bf16":
+            return tuple(replace(self, tactic=tactic) for tactic in AmxTactic.candidates(k, rows))
+        candidates = GemmTactic.candidates(k, compute, self.vector_bits, rows, widened=self._widens(compute))
+        return tuple(replace(self, tactic=tactic) for tactic in candidates)
+
     def scratch_bytes(self, call: KernelCall, target: Target) -> int:
         op = expect(Gemm, call.op)
         staged = DType.F32 if self.dot == "none" else DType.BF16
@@ -61,13 +71,10 @@ class CpuGemm:
         step = TILE_DEPTH if self.dot == "amx_bf16" else 1 if op.compute is DType.F32 else 2
         if op.prologue == "none" and x.dtype == staged == op.compute and k % step == 0:
             return 0
-        rows = 1
-        for dim in x.max_shape(call.ranges.symbols())[:-1]:
-            rows *= dim
         line = 64 // staged.itemsize
         stride = -(-(-(-k // step) * step) // line) * 64
         stride += 64 if stride % 1024 == 0 else 0
-        return max(MAX_WORKERS * _REDUNDANT_ROWS, rows) * stride
+        return max(MAX_WORKERS * _REDUNDANT_ROWS, _most_rows(call)) * stride
 
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
         op = expect(Gemm, call.op)
@@ -98,7 +105,15 @@ class CpuGemm:
     def _choose(self, k: int, compute: DType) -> GemmTactic | AmxTactic:
         if self.dot == "amx_bf16":
             return AmxTactic.choose(k)
-        return GemmTactic.choose(k, compute, self.vector_bits)
+        return GemmTactic.choose(k, compute, self.vector_bits, widened=self._widens(compute))
+
+    def _widens(self, compute: DType) -> bool:
+        return self.dot == "none" and compute.itemsize == 2
+
+
+def _most_rows(call: KernelCall) -> int:
+    """Rows of x at the largest step."""
+    return prod(call.inputs[0].max_shape(call.ranges.symbols())[:-1])
 
 
 KERNELS: tuple[Kernel, ...] = (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from pelton.runtime.format.dtypes import DType
 
@@ -25,15 +26,33 @@ class GemmTactic:
     block_steps: int
 
     @staticmethod
-    def choose(k: int, compute: DType, vector_bits: int) -> GemmTactic:
+    def choose(k: int, compute: DType, vector_bits: int, *, widened: bool = False) -> GemmTactic:
         """Registers: 32 of 512 bits hold 8 x 2 sums beside their operands, 16 of 256 bits (two to a vector) 6 x 1.
 
+        ``widened``: 16-bit types without a dot product of their own become two fp32 vectors, and each value of a row
+        two broadcast ones. Beside these there is room for 4 x 4 or 4 x 1 sums; more are spilled to memory.
         L2 (1 MiB with AVX-512, 512 KiB on older cores): three quarters hold the panels in use and those read ahead.
         Rows: 256 of them are few enough for the L3 share of a core, and many enough for each read of a panel.
         """
-        rows, panels, l2 = (8, 2, 1 << 20) if vector_bits >= 512 else (6, 1, 512 << 10)
-        steps = -(-k * compute.itemsize // 4)
-        return GemmTactic(rows, panels, 256, _even_blocks(steps, l2 * 3 // 4 // (2 * panels * _LINE)))
+        if vector_bits >= 512:
+            rows, panels = (4, 4) if widened else (8, 2)
+        else:
+            rows, panels = (4, 1) if widened else (6, 1)
+        return GemmTactic(rows, panels, 256, _block_steps(k, compute, vector_bits, panels))
+
+    @staticmethod
+    def candidates(
+        k: int, compute: DType, vector_bits: int, most_rows: int, *, widened: bool = False
+    ) -> tuple[GemmTactic, ...]:
+        """The model's choice, then other tiles that fit the registers, fewer or more rows, and half of the steps.
+
+        Super rows beyond the ``most_rows`` that there may be are no other tactic.
+        """
+        model = GemmTactic.choose(k, compute, vector_bits, widened=widened)
+        tiles = ((8, 2), (12, 2), (6, 4), (4, 4)) if vector_bits >= 512 else ((6, 1), (5, 1), (4, 1), (3, 1))
+        others = [GemmTactic(m, p, 256, _block_steps(k, compute, vector_bits, p)) for m, p in tiles]
+        half = replace(model, block_steps=-(-model.block_steps // 2))
+        return tuple(dict.fromkeys((model, *others, *_other_rows(model, most_rows), half)))
 
 
 @dataclass(frozen=True)
@@ -58,6 +77,28 @@ class AmxTactic:
         rows, panels, l1 = 32, 2, 32 << 10
         steps = -(-k // TILE_DEPTH)
         return AmxTactic(rows, panels, 256, _even_blocks(steps, l1 // (panels * _TILE)))
+
+    @staticmethod
+    def candidates(k: int, most_rows: int) -> tuple[AmxTactic, ...]:
+        """The model's choice, then fewer or more rows, and half and twice the steps (whose panels lie in L2)."""
+        model, steps = AmxTactic.choose(k), -(-k // TILE_DEPTH)
+        blocks = (-(-model.block_steps // 2), min(2 * model.block_steps, steps))
+        others = [replace(model, block_steps=size) for size in blocks]
+        return tuple(dict.fromkeys((model, *_other_rows(model, most_rows), *others)))
+
+
+AnyTactic = TypeVar("AnyTactic", GemmTactic, AmxTactic)
+
+
+def _other_rows(model: AnyTactic, most_rows: int) -> list[AnyTactic]:
+    """The same with fewer and with more super rows, where there may be so many rows."""
+    return [replace(model, super_rows=n) for n in (128, 512) if min(n, model.super_rows) < most_rows]
+
+
+def _block_steps(k: int, compute: DType, vector_bits: int, panels: int) -> int:
+    """Steps of k in equal blocks, so that three quarters of L2 hold twice the panels of a tile."""
+    l2 = 1 << 20 if vector_bits >= 512 else 512 << 10
+    return _even_blocks(-(-k * compute.itemsize // 4), l2 * 3 // 4 // (2 * panels * _LINE))
 
 
 def _even_blocks(steps: int, most: int) -> int:

@@ -190,6 +190,18 @@ def test_never_depends_on_the_tactic(name: str) -> None:
         assert bits(world.run(last, 3, tactic)) == bits(whole[-1:])
 
 
+@pytest.mark.parametrize("sku", sku_params(BF16))
+def test_every_candidate_gives_the_same_bits(sku: str) -> None:
+    world = World(SHAPES["gqa_bf16"], LENGTHS, sku)
+    whole = world.run([(3, 0, 300)])
+    kernel = compiled(world.call, sku).kernel
+    assert isinstance(kernel, CpuPagedAttention)
+    for variant in kernel.variants(world.call, compiled(world.call, sku).target):
+        for rows in (1, 5, 17, 67):
+            chunk = [(3, 300 - rows, 300)]
+            assert bits(world.run(chunk, 2, variant.tactic)) == bits(whole[-rows:]), (variant, rows)
+
+
 def test_huge_scores_stay_finite() -> None:
     world = World(SHAPES["gqa_f32"], [80], host_skus()[-1])
     world.queries[0] *= np.float32(1e4)

@@ -109,6 +109,17 @@ def test_never_depends_on_the_tactic(name: str, tactic: GemmTactic) -> None:
         assert bits(case.run(sku, slice(0, rows), workers, tactic)) == bits(whole[:rows]), (rows, workers)
 
 
+@pytest.mark.parametrize(("name", "sku"), [*sku_params(BF16, "gated_bf16"), *sku_params(F32, "odd_f32")[:1]])
+def test_every_candidate_gives_the_same_bits(name: str, sku: str) -> None:
+    case = CASES[name]
+    chosen = compiled(case.call, sku)
+    assert isinstance(chosen.kernel, CpuGemm)
+    whole = case.run(sku, slice(0, 67))
+    for variant in chosen.kernel.variants(case.call, chosen.target):
+        for rows in (1, 5, 17, 67):
+            assert bits(case.run(sku, slice(0, rows), 2, variant.tactic)) == bits(whole[:rows]), (variant, rows)
+
+
 def test_tactics_fit_the_caches() -> None:
     """The panels in use and those read ahead take at most three quarters of L2, and all blocks are about equal."""
     for vector_bits, l2 in ((512, 1 << 20), (256, 512 << 10)):

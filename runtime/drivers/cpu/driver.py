@@ -127,6 +127,11 @@ class CpuDriver:
         """Timings since the last call, [n, 5]: launch index, row_start, begin, kernel end, end; ns on worker 0."""
         return self._ready().runner.take_timings()
 
+    def buffer(self, index: int) -> NDArray[np.uint8]:
+        """The bytes of a plan's buffer as the last step left them, a view: for tools that look at a single kernel."""
+        spec = self.plan.buffers[index]
+        return self._alive().arena.bytes()[spec.offset : spec.offset + spec.nbytes]
+
     def close(self) -> None:
         """Give memory and threads back; a second close does nothing, any other call is an error."""
         self._running = None
