@@ -259,6 +259,73 @@ def test_broken_logits_have_a_defined_result() -> None:
         assert outputs.logprobs[3] == pytest.approx(-np.log(2), abs=1e-6)
 
 
+#: Every way to a token: greedy, the draw in id order, the draw among the best.
+WAYS: list[dict[str, float]] = [
+    {"temperature": 0},
+    {},
+    {"top_k": 3},
+    {"top_p": 0.9},
+    {"min_p": 0.1},
+    {"top_k": 5, "top_p": 0.5, "temperature": 1e-6},
+    {"top_k": 2, "top_p": 0.99, "temperature": 1e6},
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("sku", dict.fromkeys(("x86-64-v3", BEST_SKU)))
+def test_where_nothing_is_allowed_the_token_is_0(way: dict[str, float], sku: str) -> None:
+    """All bits of the mask 0, or all by bias, or no logit that is a number; logprobs are of the raw logits."""
+    logits = np.random.default_rng(3).standard_normal((3, 70)).astype(np.float32)
+    logits[2] = np.nan
+    mask = np.full((3, 3), 0xFFFFFFFF, np.uint32)
+    mask[0] = 0
+    rows = plain(logits, mask=mask, bias=[{}, {i: -np.inf for i in range(70)}, {}], num_logprobs=2, **way)
+    for outputs, history in (by_kernel(rows, sku), by_meaning(rows)):
+        assert outputs.tokens.tolist() == [0, 0, 0]
+        assert (history[:, 6] == 0).all()
+        wide = logits[:2].astype(np.float64)
+        want = wide[:, 0] - np.log(np.exp(wide).sum(1))
+        np.testing.assert_allclose(outputs.logprobs[:2], want, atol=1e-5)
+        assert outputs.logprobs[2] == -np.inf
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("sku", dict.fromkeys(("x86-64-v3", BEST_SKU)))
+def test_huge_logits_overflow_nothing(way: dict[str, float], sku: str) -> None:
+    """Differences, penalties and biases that leave fp32: no NaN, and the same token as by the meaning."""
+    big = np.float32(3.4e38)
+    logits = np.full((5, 70), -big)
+    logits[0, 33] = big  # the gap overflows
+    logits[1, [12, 40]] = np.inf  # a tie of the largest
+    logits[2, :] = big  # flat, and repetition divides or multiplies some away
+    logits[3, 5] = np.nan
+    logits[3, 6] = -np.inf
+    logits[3, 7] = 0
+    logits[4, 9] = big  # bias goes over the largest
+    rows = plain(
+        logits,
+        repetition_penalty=np.array([1, 1, 0.5, 2, 1]),
+        presence_penalty=np.array([0, 0, 0, 2, 0]),
+        frequency_penalty=np.array([0, 2, 0, 0, -2]),
+        bias=[{}, {12: 100.0}, {}, {5: 100.0, 6: 100.0}, {9: 100.0, 10: -100.0}],
+        num_logprobs=3,
+        **way,
+    )
+    rows.history[:, :6] = [1, 2, 3, 12, 12, 40]
+    got, history = by_kernel(rows, sku)
+    want, history_wanted = by_meaning(rows)
+    assert_same(got, want)
+    np.testing.assert_array_equal(history, history_wanted)
+    assert got.tokens[0] == 33
+    assert got.tokens[1] in (12, 40)
+    assert got.tokens[3] == 7
+    assert got.tokens[4] == 9
+    assert not np.isnan(got.logprobs).any()
+    assert not np.isnan(got.top_logprobs).any()
+    assert got.logprobs[0] == 0
+    assert got.logprobs[1] == pytest.approx(-np.log(2), abs=1e-6)
+
+
 def test_logprobs_ranks_and_forced_rows() -> None:
     logits = np.array([[1.0, 3.0, 3.0, 2.0, 0.0]] * 3)
     rows = plain(logits, temperature=0, num_logprobs=np.array([3, 0, -1]), forced=np.array([2, -1, 4]))
