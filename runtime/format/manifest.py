@@ -34,7 +34,7 @@ class TargetEntry(msgspec.Struct, frozen=True, kw_only=True):
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The model's facts that a server needs."""
 
-    architecture: str
+    architecture: str  # the checkpoint's own word: a class (LlamaForCausalLM); of a GGUF file its model type (llama)
     name: str
     vocab_size: _Count
     hidden_size: _Count
