@@ -41,7 +41,8 @@ def build_engine_main(argv: Sequence[str] | None = None) -> int:
     """`build-engine CHECKPOINT -o ENGINE ...`."""
     parser = argparse.ArgumentParser(prog="build-engine", allow_abbrev=False, description=build_engine.HELP)
     build_engine.add_arguments(parser)
-    return _guarded(build_engine.execute, parser.parse_args(_dashes(sys.argv[1:] if argv is None else argv)))
+    arguments = parser.parse_args(_dashes(sys.argv[1:] if argv is None else argv))
+    return _guarded(build_engine.execute, arguments, "lower --max-num-tokens or --max-batch-size")
 
 
 def _dashes(argv: Sequence[str]) -> list[str]:
@@ -55,8 +56,12 @@ def _dashes(argv: Sequence[str]) -> list[str]:
     return result
 
 
-def _guarded(execute: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
-    """Run a command; a typed error becomes one clear message and status 2."""
+def _guarded(
+    execute: Callable[[argparse.Namespace], int],
+    arguments: argparse.Namespace,
+    remedy: str = "an engine built with a smaller --max-num-tokens or --max-batch-size needs less",
+) -> int:
+    """Run a command; a typed error becomes one clear message and status 2. ``remedy``: where memory runs out."""
     with contextlib.suppress(ValueError):  # outside the main thread signals are another's business
         signal.signal(signal.SIGTERM, _terminate)
     try:
@@ -65,7 +70,7 @@ def _guarded(execute: Callable[[argparse.Namespace], int], arguments: argparse.N
         print(f"error: {error}", file=sys.stderr)
         return 2
     except MemoryError as error:
-        print(f"error: out of memory ({error}); lower --max-num-tokens or --max-batch-size", file=sys.stderr)
+        print(f"error: out of memory ({error}); {remedy}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

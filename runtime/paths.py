@@ -18,3 +18,8 @@ def cache_dir() -> Path:
         return path
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "pelton"
+
+
+def compiler_command() -> str | None:
+    """$CXX: the C++ compiler to use, with its arguments."""
+    return os.environ.get("CXX")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 import shlex
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ import sys
 from dataclasses import dataclass
 
 from ...runtime.errors import BuildError
+from ...runtime.paths import compiler_command
 
 _REMEDY = "install g++ 12 or clang++ 16 or newer (Debian: apt install g++), or `pip install ziglang`, or set CXX"
 
@@ -35,7 +35,7 @@ class Compiler:
 
 def find_compiler(preferred: str | None = None) -> Compiler:
     """``preferred``, else $CXX, else g++, clang++, or zig's c++; raises BuildError if there is none that runs."""
-    wanted = preferred or os.environ.get("CXX")
+    wanted = preferred or compiler_command()
     if wanted and not wanted.isspace():
         try:
             return _probe(tuple(shlex.split(wanted)))

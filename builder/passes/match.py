@@ -43,7 +43,7 @@ def scalar(graph: Graph, value: Value) -> float | None:
 
 
 def times_scalar(graph: Graph, value: Value) -> tuple[Value, float]:
-    """(x, s) with value = x * s (or x / s as its reciprocal when that is exact); (value, 1.0) otherwise."""
+    """(x, s) with value = x * s; (value, 1.0) otherwise."""
     for x, factor in either_order(value, "mul"):
         number = scalar(graph, factor)
         if number is not None:

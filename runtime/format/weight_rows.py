@@ -87,7 +87,7 @@ def cast(array: Array, dtype: DType) -> Array:
             return wide.astype(np.float16)
     except FloatingPointError:
         worst = float(np.max(np.abs(wide[np.isfinite(wide)])))
-        raise BuildError(f"a weight of magnitude {worst:g} does not fit float16; use --dtype bfloat16") from None
+        raise BuildError(f"a weight of magnitude {worst:g} does not fit float16; build with --dtype bfloat16") from None
 
 
 def _permute(x: WeightExpr, axes: tuple[int, ...], source: TensorSource) -> RowReader:

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import pelton
 from pelton.cli import build_engine_main, main
+from pelton.commands import build_engine, inspect
 from pelton.inflight_batcher.output import CompletionSnapshot
 from pelton.runtime.format.container import EngineFile
 from tests.models import make_custom
@@ -95,6 +96,19 @@ def test_sign_and_trust(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["sign", str(copy), "--key", str(private)]) == 0
     assert main(trusting) == 0
     assert main(["verify", str(copy), "--public-key", str(public)]) == 0
+
+
+@pytest.mark.parametrize(("entry", "remedy"), [(main, "an engine built with"), (build_engine_main, "lower --max-num")])
+def test_out_of_memory_names_what_the_command_has(
+    entry: Callable[..., int], remedy: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(arguments: object) -> int:
+        raise MemoryError("1 GB")
+
+    for module in (build_engine, inspect):
+        monkeypatch.setattr(module, "execute", full)
+    assert entry(["m", "-o", "out"] if entry is build_engine_main else ["inspect", "m"]) == 2
+    assert f"out of memory (1 GB); {remedy}" in capsys.readouterr().err
 
 
 def test_code_of_a_checkpoint(tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
