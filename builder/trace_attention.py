@@ -37,7 +37,9 @@ def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float
 ) -> torch.Tensor:
     """q [1,Hq,T,D], k and v [1,Hkv,T,D] -> [1,T,Hq,D]; window -1 and softcap 0 mean none. For tracing only."""
-    raise NotImplementedError("pelton::attention exists for tracing; engines execute builder.ops.generic.Attention")
+    raise UnsupportedModelError(
+        "the model computes attention while it is traced, of values that are known then; the family needs an adapter"
+    )
 
 
 @_attention.register_fake

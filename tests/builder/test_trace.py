@@ -17,6 +17,7 @@ from pelton.builder.importer import import_graph
 from pelton.builder.ops.fused import Embedding
 from pelton.builder.ops.generic import Attention, Linear
 from pelton.builder.trace import trace
+from pelton.builder.trace_attention import ATTENTION_OP
 from pelton.builder.trace_masks import MaskDescriptor, classify_mask
 from pelton.runtime.errors import CheckpointError, UnsupportedModelError
 from pelton.runtime.format.dtypes import DType
@@ -295,6 +296,13 @@ def test_tensors_that_the_model_does_not_use_are_noted(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 2'))
     notes = trace(Checkpoint.open(folder), max_seq_len=64).notes
     assert notes[0].startswith("9 tensors of the checkpoint are not part of the model: model.layers.2.input_layernorm")
+
+
+def test_attention_of_known_values_is_refused() -> None:
+    """The op has no values of its own: a model that computes with it outside the trace is not understood."""
+    q = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(UnsupportedModelError, match="attention while it is traced"):
+        ATTENTION_OP(q, q, q, 1.0, -1, 0.0)
 
 
 def test_custom_code_runs_only_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
