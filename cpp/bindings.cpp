@@ -253,33 +253,7 @@ nb::object timings_array(PythonRunner& self) {
   return nb::cast(Array(timings->data(), {timings->size(), 5}, owner));
 }
 
-}  // namespace
-
-NB_MODULE(_core, m) {
-  m.attr("ABI_VERSION") = PELTON_ABI_VERSION;
-  m.attr("MAX_WORKERS") = kMaxWorkers;
-  nb::exception<Error>(m, "NativeError", PyExc_RuntimeError);
-  m.def("request_tile_permission", &request_tile_permission);
-
-  nb::class_<Region>(m, "Region")
-      .def(nb::init<size_t>(), nb::arg("nbytes"))
-      .def_prop_ro("address", [](const Region& r) { return reinterpret_cast<uint64_t>(r.data()); })
-      .def_prop_ro("nbytes", &Region::nbytes)
-      .def("bytes", [](nb::handle_t<Region> self) {
-        const auto& region = nb::cast<const Region&>(self);
-        return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(
-            reinterpret_cast<uint8_t*>(region.data()), {region.nbytes()}, self);
-      });
-
-  nb::class_<Team>(m, "Team")
-      .def(
-          "__init__",
-          [](Team* self, int workers, const std::vector<int>& cpus, double spin_us) {
-            new (self) Team(workers, cpus, static_cast<int64_t>(spin_us * 1000));
-          },
-          nb::arg("workers"), nb::arg("cpus") = std::vector<int>(), nb::arg("spin_us") = 50.0)
-      .def_prop_ro("size", &Team::size);
-
+void bind_weight_map(nb::module_& m) {
   nb::class_<WeightMap>(m, "WeightMap")
       .def(
           "__init__",
@@ -304,7 +278,10 @@ NB_MODULE(_core, m) {
         for (const auto& range : w.take_damage()) ranges.emplace_back(range.begin, range.end);
         return ranges;
       });
+}
 
+// With what a runner is made of: code and limits.
+void bind_runner(nb::module_& m) {
   nb::class_<CodeObject>(m, "CodeObject")
       .def(
           "__init__",
@@ -366,6 +343,36 @@ NB_MODULE(_core, m) {
           "set_timing", [](PythonRunner& self, bool on) { self.runner.set_timing(on); },
           nb::arg("on"))
       .def("take_timings", &timings_array);
+}
 
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.attr("ABI_VERSION") = PELTON_ABI_VERSION;
+  m.attr("MAX_WORKERS") = kMaxWorkers;
+  nb::exception<Error>(m, "NativeError", PyExc_RuntimeError);
+  m.def("request_tile_permission", &request_tile_permission);
+
+  nb::class_<Region>(m, "Region")
+      .def(nb::init<size_t>(), nb::arg("nbytes"))
+      .def_prop_ro("address", [](const Region& r) { return reinterpret_cast<uint64_t>(r.data()); })
+      .def_prop_ro("nbytes", &Region::nbytes)
+      .def("bytes", [](nb::handle_t<Region> self) {
+        const auto& region = nb::cast<const Region&>(self);
+        return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(
+            reinterpret_cast<uint8_t*>(region.data()), {region.nbytes()}, self);
+      });
+
+  nb::class_<Team>(m, "Team")
+      .def(
+          "__init__",
+          [](Team* self, int workers, const std::vector<int>& cpus, double spin_us) {
+            new (self) Team(workers, cpus, static_cast<int64_t>(spin_us * 1000));
+          },
+          nb::arg("workers"), nb::arg("cpus") = std::vector<int>(), nb::arg("spin_us") = 50.0)
+      .def_prop_ro("size", &Team::size);
+
+  bind_weight_map(m);
+  bind_runner(m);
   bind_roofs(m);
 }
