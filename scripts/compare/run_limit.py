@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from pelton.inflight_batcher.bench.costs import CostModel, StepShape, main_compute
 from pelton.runtime.drivers.cpu.host import select_target
@@ -33,7 +34,7 @@ def main() -> int:
         return max(cost.read_bytes / roofs.read, cost.flops / peak)
 
     rest = sum(seconds(length + i, 1) for i in range(job["new_tokens"] - 1))
-    result = {
+    result: dict[str, Any] = {
         "versions": {},
         "system": f"streaming read {roofs.read / 1e9:.1f} GB/s, {kind} {peak / 1e9:.0f} GFLOP/s",
         "times": [[seconds(0, length), rest]],
