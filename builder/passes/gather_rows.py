@@ -1,4 +1,4 @@
-"""Move the choice of rows above the final norm and the head: logits are computed for wanted rows only.
+"""Move the choice of rows up to the last layer's attention: what follows is computed for wanted rows only.
 
 From here on the graph is the plan's tail, which runs once for each chunk of C rows.
 """
@@ -21,7 +21,7 @@ _ROW_LOCAL = (Binary, Cast, Unary, Where, Concat, Expand, Linear, Reduce, Reshap
 
 
 def apply(graph: Graph) -> None:
-    """Logits [1,T,V] become [C,V]; everything from the final norm on is computed for the C rows."""
+    """Logits [1,T,V] become [C,V]; all that leads to them alone is computed for the C rows."""
     if len(graph.outputs) != 1:
         raise GraphError(f"a model has one output, its logits; this graph has {len(graph.outputs)}")
     logits = graph.outputs[0]
@@ -47,25 +47,18 @@ def apply(graph: Graph) -> None:
 
 
 def _tail(graph: Graph, logits: Value) -> set[Node]:
-    """The nodes from the final norm to the logits (from the last linear, if no norm stands there)."""
+    """All nodes that only the logits need, row by row: the head, the final norm, and the last layer from the end of
+    its attention on. Of a prompt's last layer only K and V are needed for all tokens."""
     users = graph.users()
-    tail: list[Node] = []
-    best = 0  # how many of the tail's nodes to keep
-    value = logits
-    while value.node is not None and isinstance(value.node.op, _ROW_LOCAL):
-        node = value.node
-        if any(user not in tail for user in users.get(value, [])):
-            break  # read by other work too, which needs all rows
-        tail.append(node)
-        rowwise = [v for v in dict.fromkeys(node.inputs) if "T" in v.type.shape]
-        if isinstance(node.op, RMSNorm):
-            return set(tail)
-        if isinstance(node.op, Linear) and best == 0:
-            best = len(tail)
-        if len(rowwise) != 1:
-            break
-        value = rowwise[0]
-    return set(tail[: best or len(tail)])
+    tail: set[Node] = set()
+    for node in reversed(graph.nodes):
+        (value,) = node.outputs if len(node.outputs) == 1 else (None,)
+        if value is None or not isinstance(node.op, _ROW_LOCAL) or "T" not in value.type.shape:
+            continue
+        readers = users.get(value, [])
+        if value is logits or (readers and all(reader in tail for reader in readers)):
+            tail.add(node)
+    return tail
 
 
 def _gather(s: Sweep, value: Value) -> Value:

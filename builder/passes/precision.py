@@ -25,7 +25,7 @@ from ...runtime.format.weight_expr import (
 )
 from ..graph import Graph, Node, Value
 from ..ops.elementwise import Cast
-from ..ops.fused import Embedding, Gemm, KVWrite, PagedAttention, QKVRopeWrite, RMSNorm
+from ..ops.fused import Embedding, GatherRows, Gemm, KVWrite, PagedAttention, QKVRopeWrite, RMSNorm
 from .rewriting import Sweep, derived_weight, sweep
 
 
@@ -39,9 +39,16 @@ def apply(graph: Graph, dtype: DType) -> None:
     outputs = set(graph.outputs)
 
     def feeds_gemms(value: Value) -> bool:
-        """Whether every reader rounds the value to ``dtype`` anyway."""
+        """Whether every reader rounds the value to ``dtype`` anyway, if need be after picking rows."""
         readers = users.get(value, [])
-        return value not in outputs and bool(readers) and all(_rounds(reader, value) for reader in readers)
+        return (
+            value not in outputs
+            and bool(readers)
+            and all(
+                feeds_gemms(reader.outputs[0]) if isinstance(reader.op, GatherRows) else _rounds(reader, value)
+                for reader in readers
+            )
+        )
 
     def visit(s: Sweep, node: Node) -> list[Value] | None:
         op = node.op
@@ -52,6 +59,8 @@ def apply(graph: Graph, dtype: DType) -> None:
                 return s.emit_all(replace(op, compute=dtype, dtype=out), node.inputs)
             case RMSNorm():
                 return s.emit_all(replace(op, dtype=out), node.inputs)
+            case GatherRows():
+                return s.emit_all(op, node.inputs)  # in the type that its input has now
             case QKVRopeWrite():
                 return s.emit_all(replace(op, compute=dtype, kv_dtype=dtype), node.inputs)
             case KVWrite():

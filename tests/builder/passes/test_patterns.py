@@ -286,11 +286,46 @@ def test_gather_rows() -> None:
     gather_rows.apply(graph)
     verify(graph)
     names = [(node.op.name, str(node.outputs[0].type)) for node in graph.nodes]
-    assert names[:2] == [("embedding", "f32[T,8]"), ("unary", "f32[T,8]")]
-    assert ("gather_rows", "f32[C,8]") in names
-    assert ("rms_norm", "f32[C,8]") in names
-    assert ("linear", "f32[C,5]") in names
+    assert names[:5] == [
+        ("embedding", "f32[T,8]"),
+        ("gather_rows", "f32[C,8]"),
+        ("unary", "f32[C,8]"),
+        ("rms_norm", "f32[C,8]"),
+        ("linear", "f32[C,5]"),
+    ]
     assert [str(v.type) for v in graph.outputs] == ["f32[C,5]"]
+
+
+def test_rows_are_picked_before_the_last_layers_products() -> None:
+    """Up to attention, through both operands of a residual; what attention reads stays whole."""
+    graph = snippet(
+        STATES
+        + X
+        + """
+        weight %w: f32[8] = source("w", f32[8])
+        weight %o_proj: f32[8,8] = source("o", f32[8,8])
+        %n: f32[T,8] = rms_norm(%x, %w) {"eps": 1e-05, "dtype": "f32", "residual": false}
+        %q: f32[T,2,4] = reshape(%n) {"shape": ["T", 2, 4]}
+        %k: f32[T,1,4] = slice(%q) {"axis": 1, "start": 0, "stop": 1, "step": 1}
+        %t: token[] = kv_write(%k, %k) {"state": "kv.0", "kv_heads": 1, "head_dim": 4, "dtype": "f32"}
+        %a: f32[T,8] = paged_attention(%q, %t) ATTENTION
+        %p: f32[T,8] = linear(%a, %o_proj) {"bias": false}
+        %r: f32[T,8] = binary(%x, %p) {"kind": "add"}
+        output %r""".replace(
+            "ATTENTION",
+            '{"state": "kv.0", "heads": 2, "kv_heads": 1, "head_dim": 4, "scale": 0.5, "window": null, '
+            '"softcap": null, "compute": "f32", "kv_dtype": "f32", "dtype": "f32"}',
+        )
+    )
+    gather_rows.apply(graph)
+    verify(graph)
+    assert [(n.op.name, str(n.outputs[0].type)) for n in graph.nodes][-5:] == [
+        ("paged_attention", "f32[T,8]"),
+        ("gather_rows", "f32[C,8]"),
+        ("linear", "f32[C,8]"),
+        ("gather_rows", "f32[C,8]"),
+        ("binary", "f32[C,8]"),
+    ]
 
 
 def test_rows_read_elsewhere_stay_whole() -> None:
