@@ -190,4 +190,5 @@ def test_real_plans_notice_a_moved_buffer() -> None:
             if other is not plan.buffers[index]:
                 found += bool(memory_problems(moved(lambda _, o=other.offset: o, index)))  # type: ignore[misc]
     assert found > len(plan.buffers)
-    assert plan.arena_bytes < sum(b.nbytes for b in plan.buffers) / 2
+    deeper = tiny_engine("llama", num_hidden_layers=4).lowered.plan  # layers use the same memory in turns
+    assert deeper.arena_bytes < sum(b.nbytes for b in deeper.buffers) / 3

@@ -19,8 +19,10 @@ from .conftest import ROOT
 
 #: Builds, and sends this process a signal where the function named is called the first time (and has done its work).
 _STRUCK = """
-import importlib, os, sys
+import importlib, os, signal, sys
 from pelton.cli import build_engine_main
+# Whoever starts the tests in the background has them ignore SIGINT, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 number, where = int(sys.argv.pop()), sys.argv.pop()
 module, owner, name = where.split(":")
 holder = importlib.import_module(module)
