@@ -1,6 +1,7 @@
 // pelton._core: the native runtime for Python. Types and meanings: pelton/_core.pyi.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -9,8 +10,10 @@
 #include <cstring>
 #include <deque>
 #include <string>
+#include <utility>
 
 #include "bindings_roofs.h"
+#include "clock.h"
 #include "error.h"
 #include "runner.h"
 #include "tiles.h"
@@ -204,6 +207,7 @@ class PythonRunner {
   PythonRunner& operator=(const PythonRunner&) = delete;
 
   void execute(nb::handle inputs, nb::handle outputs) {
+    const int64_t entered = now_ns();
     if (!held_ || !held_->inputs.is(inputs)) held_ = std::make_shared<HeldInputs>(inputs);
     if (!results_ || !results_->outputs.is(outputs)) {
       results_ = std::make_shared<HeldOutputs>(outputs);
@@ -212,7 +216,11 @@ class PythonRunner {
     const auto results = results_;
     nb::gil_scoped_release release;
     runner.execute(held->step, results->results);
+    entered_ = entered;
+    left_ = now_ns();
   }
+
+  std::pair<int64_t, int64_t> last_span() const { return {entered_, left_}; }
 
   // The outputs of the last step, if they have this many rows, no logits, and nobody else.
   nb::object spare_outputs(size_t rows) const {
@@ -226,6 +234,7 @@ class PythonRunner {
  private:
   std::shared_ptr<HeldInputs> held_;
   std::shared_ptr<HeldOutputs> results_;
+  int64_t entered_ = 0, left_ = 0;  // of the last step
 };
 
 using LaunchTuple = std::tuple<std::string, std::vector<std::tuple<int32_t, uint64_t>>, bool>;
@@ -331,6 +340,7 @@ void bind_runner(nb::module_& m) {
           nb::arg("limits"), nb::arg("paged"), nb::arg("weights").none() = nb::none())
       .def("execute", &PythonRunner::execute, nb::arg("inputs"), nb::arg("outputs"))
       .def("spare_outputs", &PythonRunner::spare_outputs, nb::arg("rows"))
+      .def_prop_ro("last_span", &PythonRunner::last_span)
       .def(
           "copy_blocks",
           [](PythonRunner& self, size_t group, const std::vector<int32_t>& source,

@@ -124,6 +124,10 @@ class Runner:
     def spare_outputs(self, rows: int) -> StepOutputs | None:
         """The last step's outputs if they have ``rows`` rows, no logits, and no reference to them is left elsewhere."""
 
+    @property
+    def last_span(self) -> tuple[int, int]:
+        """When the last step's ``execute`` was entered and about to return: nanoseconds of the monotonic clock."""
+
     def copy_blocks(self, group: int, source: Sequence[int], target: Sequence[int]) -> None: ...
     def set_timing(self, on: bool) -> None: ...
     def take_timings(self) -> NDArray[np.int64]:

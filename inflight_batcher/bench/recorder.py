@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...runtime.drivers.base import Driver
@@ -13,12 +14,14 @@ from .costs import StepShape
 @dataclass(frozen=True)
 class StepRecord:
     """One step. Times in nanoseconds of the performance counter: ``begin`` to ``end`` inside the driver,
-    ``resume``: the caller goes on (between ``end`` and it lies only the taking of this record)."""
+    ``resume``: the caller goes on (between ``end`` and it lies only the taking of this record). ``native``: entered
+    and left native code, for drivers that are Python around it."""
 
     begin: int
     end: int
     resume: int
     shape: StepShape
+    native: tuple[int, int] | None = None
 
     @property
     def decodes_only(self) -> bool:
@@ -27,10 +30,14 @@ class StepRecord:
 
 
 class RecordingDriver:
-    """Passes everything on to ``driver``, whose ``execute`` is complete on return, and keeps a record of each step."""
+    """Passes everything on to ``driver``, whose ``execute`` is complete on return, and keeps a record of each step.
 
-    def __init__(self, driver: Driver) -> None:
+    native_span: when the driver's last step entered and left native code, in nanoseconds of the performance counter.
+    """
+
+    def __init__(self, driver: Driver, native_span: Callable[[], tuple[int, int]] | None = None) -> None:
         self.inner = driver
+        self._native_span = native_span
         self.plan = driver.plan
         self._records: list[StepRecord] = []
 
@@ -48,7 +55,8 @@ class RecordingDriver:
         first = inputs.query_start[:-1]
         counts = (inputs.query_start[1:] - first).tolist()
         shape = StepShape(tuple(inputs.positions[first].tolist()), tuple(counts), inputs.num_rows)
-        self._records.append(StepRecord(begin, end, time.perf_counter_ns(), shape))
+        native = None if self._native_span is None else self._native_span()
+        self._records.append(StepRecord(begin, end, time.perf_counter_ns(), shape, native))
         return handle
 
     def copy_blocks(self, group: int, source: list[int], target: list[int]) -> None:
@@ -64,5 +72,10 @@ class RecordingDriver:
 
 
 def gaps_us(records: list[StepRecord]) -> list[float]:
-    """Microseconds between the driver's return from a step and its call for the next: Python's share."""
-    return [(after.begin - before.resume) / 1e3 for before, after in zip(records, records[1:], strict=False)]
+    """Microseconds of Python between two steps: the step loop's and the driver's, the recording left out."""
+    gaps = []
+    for before, after in zip(records, records[1:], strict=False):
+        left = before.end if before.native is None else before.native[1]
+        entered = after.begin if after.native is None else after.native[0]
+        gaps.append((entered - left - (before.resume - before.end)) / 1e3)
+    return gaps

@@ -47,7 +47,9 @@ class Session:
             path, threads=threads, weights="copy", trust="any", verify_weights="before", public_key=None
         )
         driver = parts.driver
-        self.recorder = RecordingDriver(driver)
+        # Of the native core, so that the driver's own Python counts as Python.
+        span = (lambda: driver.last_span) if isinstance(driver, CpuDriver) else None
+        self.recorder = RecordingDriver(driver, span)
         parts.driver = self.recorder
         # On failure the LLM closes the parts.
         self.llm = LLM(parts, max_kv_tokens=max_kv_tokens, scheduler=scheduler)

@@ -89,6 +89,15 @@ def test_gaps_leave_the_recording_out() -> None:
     assert gaps_us(records[:1]) == []
 
 
+def test_gaps_count_the_drivers_own_python() -> None:
+    shape = StepShape((0,), (1,), 1)
+    records = [
+        StepRecord(0, 1000, 1500, shape, native=(200, 900)),
+        StepRecord(4500, 9000, 9100, shape, native=(4800, 8800)),
+    ]
+    assert gaps_us(records) == [3.4]  # 3000 between the driver's calls, 100 and 300 inside of it
+
+
 def test_the_recorder_notes_shapes() -> None:
     class Inner:
         plan = None

@@ -127,6 +127,11 @@ class CpuDriver:
         """Timings since the last call, [n, 5]: launch index, row_start, begin, kernel end, end; ns on worker 0."""
         return self._ready().runner.take_timings()
 
+    @property
+    def last_span(self) -> tuple[int, int]:
+        """The last step in the native core, from entering to leaving it: ns of the monotonic clock."""
+        return self._ready().runner.last_span
+
     def buffer(self, index: int) -> NDArray[np.uint8]:
         """The bytes of a plan's buffer as the last step left them, a view: for tools that look at a single kernel."""
         spec = self.plan.buffers[index]
