@@ -1,6 +1,7 @@
 // Runner, checks and loader without Python, and main(): a program that prints one line a test and
 // exits with 1 if any failed. Meant to run under sanitizers (scripts/sanitize).
 #include <signal.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -275,10 +276,8 @@ void weights_move_between_steps() {
     const Digest d = sha256({bytes.data() + at, std::min(WeightMap::kLeaf, size - at)});
     for (uint8_t byte : d) digests.push_back(static_cast<std::byte>(byte));
   }
-  char path[] = "/tmp/pelton-weights-XXXXXX";
-  const int fd = mkstemp(path);
+  const int fd = memfd_create("pelton-weights", MFD_CLOEXEC);
   EXPECT(fd >= 0 && write(fd, bytes.data(), size) == static_cast<ssize_t>(size));
-  unlink(path);
   for (const bool move : {true, false}) {
     auto weights = std::make_shared<WeightMap>(fd, 0, size, digests, move);
     auto team = make_team(2);
