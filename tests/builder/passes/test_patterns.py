@@ -296,19 +296,27 @@ def test_gather_rows() -> None:
     assert [str(v.type) for v in graph.outputs] == ["f32[C,5]"]
 
 
+#: A normed input whose heads are written as keys and values.
+NORM_AND_KEYS = (
+    STATES
+    + X
+    + """
+weight %w: f32[8] = source("w", f32[8])
+%n: f32[T,8] = rms_norm(%x, %w) {"eps": 1e-05, "dtype": "f32", "residual": false}
+%h: f32[T,2,4] = reshape(%n) {"shape": ["T", 2, 4]}
+%k: f32[T,1,4] = slice(%h) {"axis": 1, "start": 0, "stop": 1, "step": 1}
+%t: token[] = kv_write(%k, %k) {"state": "kv.0", "kv_heads": 1, "head_dim": 4, "dtype": "f32"}
+"""
+)
+
+
 def test_rows_are_picked_before_the_last_layers_products() -> None:
     """Up to attention, through both operands of a residual; what attention reads stays whole."""
     graph = snippet(
-        STATES
-        + X
+        NORM_AND_KEYS
         + """
-        weight %w: f32[8] = source("w", f32[8])
         weight %o_proj: f32[8,8] = source("o", f32[8,8])
-        %n: f32[T,8] = rms_norm(%x, %w) {"eps": 1e-05, "dtype": "f32", "residual": false}
-        %q: f32[T,2,4] = reshape(%n) {"shape": ["T", 2, 4]}
-        %k: f32[T,1,4] = slice(%q) {"axis": 1, "start": 0, "stop": 1, "step": 1}
-        %t: token[] = kv_write(%k, %k) {"state": "kv.0", "kv_heads": 1, "head_dim": 4, "dtype": "f32"}
-        %a: f32[T,8] = paged_attention(%q, %t) ATTENTION
+        %a: f32[T,8] = paged_attention(%h, %t) ATTENTION
         %p: f32[T,8] = linear(%a, %o_proj) {"bias": false}
         %r: f32[T,8] = binary(%x, %p) {"kind": "add"}
         output %r""".replace(
@@ -331,14 +339,8 @@ def test_rows_are_picked_before_the_last_layers_products() -> None:
 def test_rows_read_elsewhere_stay_whole() -> None:
     """The norm feeds attention too: all its rows are needed."""
     graph = snippet(
-        STATES
-        + X
+        NORM_AND_KEYS
         + """
-        weight %w: f32[8] = source("w", f32[8])
-        %n: f32[T,8] = rms_norm(%x, %w) {"eps": 1e-05, "dtype": "f32", "residual": false}
-        %h: f32[T,2,4] = reshape(%n) {"shape": ["T", 2, 4]}
-        %k: f32[T,1,4] = slice(%h) {"axis": 1, "start": 0, "stop": 1, "step": 1}
-        %t: token[] = kv_write(%k, %k) {"state": "kv.0", "kv_heads": 1, "head_dim": 4, "dtype": "f32"}
         %l: f32[T,5] = slice(%n) {"axis": 1, "start": 0, "stop": 5, "step": 1}
         output %l"""
     )
