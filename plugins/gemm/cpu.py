@@ -23,7 +23,7 @@ from ..cpu_code import (
 )
 from .tactics import TILE_DEPTH, AmxTactic, GemmTactic
 
-_REDUNDANT_ROWS = 4  # rows that every worker stages for itself (cpp/kernels/gemm.h: kRedundantRows)
+_REDUNDANT_ROWS = 4  # rows that every worker stages for itself (cpp/kernels/gemm_rows.h: kRedundantRows)
 
 
 @dataclass(frozen=True)
