@@ -173,28 +173,35 @@ struct HeldInputs {
         sampling(object.attr("sampling")),
         in(object, "step input "),
         parameters(sampling, "step input sampling."),
-        step(step_arrays(in, parameters)) {}
+        step(step_arrays(in, parameters)),
+        want_logits(nb::cast<bool>(object.attr("want_logits"))) {}
 
   nb::object inputs, sampling;
   Fields in, parameters;
   StepArrays step;
+  bool want_logits;
 };
 
-// And of its outputs.
-struct HeldOutputs {
-  explicit HeldOutputs(nb::handle object)
-      : outputs(nb::borrow(object)), out(object, "step output "), results(step_results(out)) {}
+// And of its outcome: a FinishedStep, whose outputs are written.
+struct HeldOutcome {
+  explicit HeldOutcome(nb::handle object)
+      : finished(nb::borrow(object)),
+        outputs(object.attr("outputs")),
+        out(outputs, "step output "),
+        results(step_results(out)) {}
 
-  // Whether nobody but this has the object or an array of it any more.
-  bool unshared() const { return Py_REFCNT(outputs.ptr()) == 1 && out.unshared(); }
+  // Whether it may be written again: nobody but this has the object, its outputs, or an array.
+  bool unshared() const {
+    return Py_REFCNT(finished.ptr()) == 1 && Py_REFCNT(outputs.ptr()) == 2 && out.unshared();
+  }
 
-  nb::object outputs;
+  nb::object finished, outputs;
   Fields out;
   StepResults results;
 };
 
-// A runner, and inputs and outputs of its last step. Step loops hand the same (immutable) object
-// over again with new numbers in its arrays; finding the arrays anew takes longer than many a
+// A runner, and inputs and outcome of its last step. Step loops hand the same (immutable) inputs
+// over again with new numbers in their arrays; finding the arrays anew takes longer than many a
 // check.
 class PythonRunner {
  public:
@@ -206,34 +213,39 @@ class PythonRunner {
   PythonRunner(const PythonRunner&) = delete;
   PythonRunner& operator=(const PythonRunner&) = delete;
 
-  void execute(nb::handle inputs, nb::handle outputs) {
+  nb::object execute(nb::handle inputs, nb::handle finished) {
     const int64_t entered = now_ns();
     if (!held_ || !held_->inputs.is(inputs)) held_ = std::make_shared<HeldInputs>(inputs);
-    if (!results_ || !results_->outputs.is(outputs)) {
-      results_ = std::make_shared<HeldOutputs>(outputs);
+    if (!finished.is_none()) {
+      outcome_ = std::make_shared<HeldOutcome>(finished);
+    } else if (!again()) {
+      return nb::none();
     }
     const auto held = held_;  // another thread may call meanwhile, to learn that it may not
-    const auto results = results_;
-    nb::gil_scoped_release release;
-    runner.execute(held->step, results->results);
-    entered_ = entered;
-    left_ = now_ns();
+    const auto outcome = outcome_;
+    {
+      nb::gil_scoped_release release;
+      runner.execute(held->step, outcome->results);
+      entered_ = entered;
+      left_ = now_ns();
+    }
+    return outcome->finished;
   }
 
   std::pair<int64_t, int64_t> last_span() const { return {entered_, left_}; }
 
-  // The outputs of the last step, if they have this many rows, no logits, and nobody else.
-  nb::object spare_outputs(size_t rows) const {
-    if (!results_ || results_->results.tokens.size() != rows) return nb::none();
-    if (results_->results.logits.data() != nullptr || !results_->unshared()) return nb::none();
-    return results_->outputs;
-  }
-
   Runner runner;
 
  private:
+  // Whether the last outcome fits these inputs, and nobody else has it any more.
+  bool again() const {
+    return outcome_ && !held_->want_logits && outcome_->results.logits.data() == nullptr &&
+           outcome_->results.tokens.size() == held_->step.logits_rows.size() &&
+           outcome_->unshared();
+  }
+
   std::shared_ptr<HeldInputs> held_;
-  std::shared_ptr<HeldOutputs> results_;
+  std::shared_ptr<HeldOutcome> outcome_;
   int64_t entered_ = 0, left_ = 0;  // of the last step
 };
 
@@ -338,8 +350,8 @@ void bind_runner(nb::module_& m) {
           },
           nb::arg("team"), nb::arg("code"), nb::arg("launches"), nb::arg("tail_start"),
           nb::arg("limits"), nb::arg("paged"), nb::arg("weights").none() = nb::none())
-      .def("execute", &PythonRunner::execute, nb::arg("inputs"), nb::arg("outputs"))
-      .def("spare_outputs", &PythonRunner::spare_outputs, nb::arg("rows"))
+      .def("execute", &PythonRunner::execute, nb::arg("inputs"),
+           nb::arg("finished").none() = nb::none())
       .def_prop_ro("last_span", &PythonRunner::last_span)
       .def(
           "copy_blocks",

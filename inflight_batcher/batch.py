@@ -42,6 +42,8 @@ class Batch(msgspec.Struct, eq=False):
     copies: list[BlockCopy]
     num_tokens: int
     num_rows: int
+    decodes: bool  # every running sequence takes one token and samples the next
+    changes: int  # the scheduler's: two batches of the same number have the same sequences running
 
 
 class _Buffers:
@@ -62,9 +64,8 @@ class _Buffers:
         self.sampling_key = b""
         # The last step packed here, while one just like it may follow: the same sequences, each one token further.
         self.inputs: StepInputs | None = None
-        self.seqs: list[Sequence] = []
-        self.binds = 0
-        self.versions = [0] * num_groups  # of the block tables
+        self.changes = 0  # its batch's
+        self.version = 0  # of the block tables
 
 
 class StepArrays:
@@ -89,9 +90,16 @@ class StepArrays:
             self._bind(seq)
         buffers = self._sets[self._turn]
         self._turn = (self._turn + 1) % len(self._sets)
-        if buffers.inputs is not None and buffers.binds == self._binds and self._follows(buffers, batch):
-            return buffers.inputs
         chunks = batch.chunks
+        if buffers.inputs is not None and batch.decodes and batch.changes == buffers.changes:
+            # Drivers see the same StepInputs object again, with other numbers in two of its arrays.
+            if batch.num_tokens == 1:
+                buffers.positions[0] = chunks[0].start
+            else:
+                buffers.positions[: batch.num_tokens] = [chunk.start for chunk in chunks]
+            if buffers.version != self._kv.version:
+                self._pack_tables(buffers, buffers.slots[: batch.num_tokens])
+            return buffers.inputs
         tokens, seqs, rows = batch.num_tokens, len(chunks), batch.num_rows
         decodes = tokens == seqs == rows and all(c.samples and c.start >= len(c.seq.known) for c in chunks)
         if decodes:
@@ -111,36 +119,14 @@ class StepArrays:
             sampling=self._decode_sampling(buffers, batch) if decodes else self._pack_sampling(buffers, batch),
             want_logits=any(chunk.num_rows and chunk.seq.request.want_logits for chunk in chunks),
         )
-        buffers.inputs = inputs if decodes and all(chunk.seq.rules is None for chunk in chunks) else None
-        buffers.seqs, buffers.binds = [chunk.seq for chunk in chunks], self._binds
+        repeats = decodes and batch.decodes and all(chunk.seq.rules is None for chunk in chunks)
+        buffers.inputs, buffers.changes = inputs if repeats else None, batch.changes
         return inputs
 
-    def _follows(self, buffers: _Buffers, batch: Batch) -> bool:
-        """Whether a step is like the one packed in these buffers before; if so, bring positions and tables up to date.
-
-        Drivers see the same StepInputs object again, with other numbers in two of its arrays.
-        """
-        chunks, seqs = batch.chunks, buffers.seqs
-        count = len(chunks)
-        if not (count == len(seqs) == batch.num_tokens == batch.num_rows):
-            return False
-        for chunk, seq in zip(chunks, seqs, strict=True):
-            if chunk.seq is not seq or not chunk.samples:
-                return False
-        if count == 1:
-            buffers.positions[0] = chunks[0].start
-        else:
-            buffers.positions[:count] = [chunk.start for chunk in chunks]
-        for group, version in zip(self._kv.groups, buffers.versions, strict=True):
-            if group.version != version:
-                self._pack_tables(buffers, buffers.slots[:count])
-                break
-        return True
-
     def _pack_tables(self, buffers: _Buffers, slots: NDArray[np.int32]) -> None:
-        for index, (group, table) in enumerate(zip(self._kv.groups, buffers.tables, strict=True)):
+        for group, table in zip(self._kv.groups, buffers.tables, strict=True):
             group.table.take(slots, axis=0, out=table[: slots.shape[0]], mode="clip")
-            buffers.versions[index] = group.version
+        buffers.version = self._kv.version
 
     def _bind(self, seq: Sequence) -> None:
         """Note a sequence's parameters under its slot."""

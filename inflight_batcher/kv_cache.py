@@ -28,8 +28,7 @@ class GroupTable:
     """Blocks of one KV group, by sequence slot.
 
     ``table`` is i32 [num_slots, max_blocks_per_seq]; in a slot's row the entries ``first[slot] : end[slot]`` are
-    live, everything else is -1. ``first`` moves up when blocks fall out of the window. ``version`` changes whenever
-    an entry does.
+    live, everything else is -1. ``first`` moves up when blocks fall out of the window.
     """
 
     def __init__(self, group: KVGroup, num_blocks: int, num_slots: int, ranges: Ranges, max_chunk: int) -> None:
@@ -39,7 +38,6 @@ class GroupTable:
         self.table: NDArray[np.int32] = np.full((num_slots, ranges.max_blocks_per_seq), NO_BLOCK, np.int32)
         self.first = [0] * num_slots
         self.end = [0] * num_slots
-        self.version = 0
         self._block = ranges.tokens_per_block
         self._max_chunk = max_chunk
 
@@ -60,7 +58,6 @@ class GroupTable:
         needed = min(self.first_needed(position), self.end[slot])
         if needed <= self.first[slot]:
             return
-        self.version += 1
         for index in range(self.first[slot], needed):
             self.pool.release(int(self.table[slot, index]))
             self.table[slot, index] = NO_BLOCK
@@ -80,14 +77,12 @@ class GroupTable:
 
     def grow(self, slot: int, count: int) -> None:
         """Append ``count`` fresh blocks to a slot's row."""
-        self.version += 1
         for index in range(self.end[slot], self.end[slot] + count):
             self.table[slot, index] = self.pool.allocate()
         self.end[slot] += count
 
     def release(self, slot: int) -> None:
         """Give back everything of a slot."""
-        self.version += 1
         for block in self.blocks(slot):
             self.pool.release(block)
         self.table[slot, self.first[slot] : self.end[slot]] = NO_BLOCK
@@ -107,7 +102,6 @@ class GroupTable:
 
         Returns (source, target) of the partly filled last block, which must be copied because both write on.
         """
-        self.version += 1
         first, full = self.first_needed(tokens), tokens // self._block
         self.first[slot] = self.end[slot] = first
         for index in range(first, full):
@@ -122,11 +116,15 @@ class GroupTable:
 
 
 class KVCache:
-    """The tables of all KV groups. Reads and writes block ids only, never a value."""
+    """The tables of all KV groups. Reads and writes block ids only, never a value.
+
+    ``version`` changes whenever a table may have changed.
+    """
 
     def __init__(
         self, groups: Seq[KVGroup], num_blocks: Seq[int], num_slots: int, ranges: Ranges, max_chunk: int
     ) -> None:
+        self.version = 0
         self.room = [0] * num_slots  # tokens up to which ``reserve`` has nothing to do
         self.tokens_per_block = ranges.tokens_per_block
         self.groups = tuple(
@@ -150,6 +148,7 @@ class KVCache:
         """
         if known <= self.room[slot]:
             return True
+        self.version += 1
         missing = []
         for group in self.groups:
             if group.window is not None:
@@ -166,6 +165,7 @@ class KVCache:
 
     def release(self, slot: int) -> None:
         """Give back all blocks of a slot."""
+        self.version += 1
         self.room[slot] = 0
         for group in self.groups:
             group.release(slot)
@@ -176,6 +176,7 @@ class KVCache:
 
     def fork(self, donor: int, slot: int, tokens: int) -> list[BlockCopy]:
         """Let an empty slot start from a donor's first ``tokens`` tokens; returns the copies to make first."""
+        self.version += 1
         copies = []
         for index, group in enumerate(self.groups):
             pair = group.share(donor, slot, tokens)

@@ -134,7 +134,7 @@ class SequenceValues:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.pieces: list[str] = []  # of the text that may be shown
-        self._params = params
+        self._min_tokens, self._shows_stop = params.min_tokens, params.include_stop_str_in_output
         self._eos = frozenset() if params.ignore_eos else eos
         self._stop_ids = frozenset(params.stop_token_ids or ())
         self._detokenizer = detokenizer
@@ -152,11 +152,11 @@ class SequenceValues:
         if self.logprobs is not None and logprobs is not None:
             self.logprobs.append(logprobs)
             self.cumulative_logprob += logprobs[token].logprob
-        may_stop = len(self.token_ids) >= self._params.min_tokens
+        may_stop = len(self.token_ids) >= self._min_tokens
         text = ""
         is_eos, is_stop_id = token in self._eos, token in self._stop_ids
         ends = may_stop and (is_eos or is_stop_id)
-        if self._detokenizer is not None and (not ends or self._params.include_stop_str_in_output):
+        if self._detokenizer is not None and (not ends or self._shows_stop):
             text = self._scan(self._detokenizer.push(token), may_stop)
         if self.finish_reason is None and ends:
             self.finish_reason, self.stop_reason = "stop", None if is_eos else token

@@ -99,6 +99,8 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # by rank
         self.running: list[Sequence] = []  # by rank; each has a slot
         self.num_preemptions = 0
+        self.changes = 0  # of ``running``
+        self._most_decodes = min(self.config.max_num_tokens, ranges.max_logits_rows)
         self._ranges = ranges
         self._can_fork = can_fork
         self._free_slots = list(range(self.num_slots - 1, -1, -1))
@@ -152,7 +154,7 @@ class Scheduler:
     def _continue(self) -> Batch | None:
         """The commonest step, planned at once: everything that runs decodes, has its blocks, and nobody waits."""
         count = len(self.running)
-        if self.waiting or not 0 < count <= min(self.config.max_num_tokens, self._ranges.max_logits_rows):
+        if self.waiting or not 0 < count <= self._most_decodes:
             return None
         room = self.kv.room
         for seq in self.running:
@@ -173,7 +175,7 @@ class Scheduler:
             seq.num_tokens += 1
             seq.in_flight += 1
             chunks.append(Chunk(seq, seq.slot, start, 1, 1, True))
-        return Batch(chunks, [], [], count, count)
+        return Batch(chunks, [], [], count, count, True, self.changes)
 
     def _plan_decodes(self) -> None:
         for seq in list(self.running):
@@ -239,6 +241,7 @@ class Scheduler:
         for index, need in enumerate(self.kv.peak(seq.limit)):
             self._promised[index] += need
         insort(self.running, seq, key=_rank)
+        self.changes += 1
         self._started.append(seq)
         # A group without a window takes the blocks of the whole prompt now.
         self._reserve(seq, computed)
@@ -308,6 +311,7 @@ class Scheduler:
 
     def _leave(self, seq: Sequence) -> None:
         self.running.remove(seq)
+        self.changes += 1
         self.kv.release(seq.slot)
         self._free_slots.append(seq.slot)
         for index, need in enumerate(self.kv.peak(seq.limit)):
@@ -326,7 +330,7 @@ class Scheduler:
             if seq.num_scored < seq.score_end:
                 seq.num_scored = max(seq.num_scored, min(end, seq.score_end))
             seq.in_flight += 1
-        return Batch(chunks, self._started, self._copies, tokens, rows)
+        return Batch(chunks, self._started, self._copies, tokens, rows, False, self.changes)
 
     def check_idle(self) -> None:
         """Raise PeltonError when nothing runs and yet a slot, a block or a promise was not given back. O(groups)."""

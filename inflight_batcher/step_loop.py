@@ -110,30 +110,32 @@ class StepLoop:
         """
         try:
             batch = self.scheduler.schedule()
-            self._execute(batch)
-            return self._update(planned=bool(batch.chunks))
+            if batch.chunks:
+                for copy in batch.copies:
+                    self.driver.copy_blocks(copy.group, [copy.source], [copy.target])
+                handle = self.driver.execute(self._arrays.pack(batch))
+                if self._depth > 1:
+                    self._in_flight.append((batch, handle))
+                    if len(self._in_flight) < self._depth:
+                        return []
+                    batch, handle = self._in_flight.popleft()
+            elif self._in_flight:
+                batch, handle = self._in_flight.popleft()
+            else:
+                self._check_nothing_left()
+                return []
+            events = self._read(batch, handle.result())
+            if not self._requests and not self._in_flight:
+                self.scheduler.check_idle()
+            return events
         except BaseException:
             self.abort_all()
             raise
 
-    def _execute(self, batch: Batch) -> None:
-        if not batch.chunks:
-            if not self._in_flight and self._requests:
-                self.scheduler.check_integrity()
-                raise PeltonError("the scheduler has requests but can run none of them; this is a bug")
-            return
-        for copy in batch.copies:
-            self.driver.copy_blocks(copy.group, [copy.source], [copy.target])
-        self._in_flight.append((batch, self.driver.execute(self._arrays.pack(batch))))
-
-    def _update(self, planned: bool) -> list[TokenEvent]:
-        if not self._in_flight or (planned and len(self._in_flight) < self._depth):
-            return []
-        batch, handle = self._in_flight.popleft()
-        events = self._read(batch, handle.result())
-        if not self._requests and not self._in_flight:
-            self.scheduler.check_idle()
-        return events
+    def _check_nothing_left(self) -> None:
+        if self._requests:
+            self.scheduler.check_integrity()
+            raise PeltonError("the scheduler has requests but can run none of them; this is a bug")
 
     def _read(self, batch: Batch, outputs: StepOutputs) -> list[TokenEvent]:
         """Give each row's value to its sequence; take out the sequences that ended."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .runtime.step import StepInputs, StepOutputs
+from .runtime.step import FinishedStep, StepInputs
 
 ABI_VERSION: int
 """Version of the interface to compiled kernels (PELTON_ABI_VERSION)."""
@@ -115,14 +115,14 @@ class Runner:
         paged: Sequence[tuple[int, int, int]],
         weights: WeightMap | None = None,
     ) -> None: ...
-    def execute(self, inputs: StepInputs, outputs: StepOutputs) -> None:
-        """Check the inputs, run one step, fill the outputs. The GIL is released; nothing is written on NativeError.
+    def execute(self, inputs: StepInputs, finished: FinishedStep | None = None) -> FinishedStep | None:
+        """Check the inputs, run one step, fill the outputs of ``finished`` and return it. Releases the GIL meanwhile.
 
-        The arrays of ``inputs`` are looked up once while the same object comes again: an object's fields must stay.
+        Without ``finished`` the last step's is used again, if it has the rows that the inputs want, no logits are asked
+        for, and no reference to it or to a part of it is left elsewhere; else nothing is run, and None returned.
+        Nothing is written on NativeError. The arrays of ``inputs`` are looked up once while the same object comes
+        again: an object's fields must stay.
         """
-
-    def spare_outputs(self, rows: int) -> StepOutputs | None:
-        """The last step's outputs if they have ``rows`` rows, no logits, and no reference to them is left elsewhere."""
 
     @property
     def last_span(self) -> tuple[int, int]:

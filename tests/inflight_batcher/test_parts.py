@@ -19,7 +19,7 @@ from pelton.runtime.errors import PeltonError, RequestError
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.plan import StateSpec
 from pelton.runtime.memory import available_memory
-from pelton.runtime.step import FROM_HISTORY
+from pelton.runtime.step import FROM_HISTORY, StepInputs
 
 from .fake_driver import FakeDriver, make_plan
 from .helpers import add, make_loop, results_of, run
@@ -228,6 +228,29 @@ def test_decodes_read_the_history_and_prompts_are_explicit() -> None:
     second = loop._arrays.pack(loop.scheduler.schedule())
     assert second.token_ids.tolist() == [FROM_HISTORY]
     assert second.positions.tolist() == [2]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_arrays_are_found_again_while_the_same_sequences_decode(depth: int) -> None:
+    loop = make_loop(depth=depth)
+    forever = SamplingParams(ignore_eos=True, max_tokens=60)
+    for name, prompt in (("a", [5, 6]), ("b", [7])):
+        add(loop, name, prompt, forever)
+
+    def pack() -> tuple[StepInputs, list[int]]:
+        inputs = loop._arrays.pack(loop.scheduler.schedule())
+        return inputs, inputs.positions.tolist()
+
+    steps = [pack() for _ in range(1 + 3 * depth)]
+    decodes = [inputs for inputs, _ in steps[1:]]
+    assert len({id(inputs) for inputs in decodes}) == depth
+    assert [positions for _, positions in steps[1:]] == [[2 + i, 1 + i] for i in range(3 * depth)]
+    loop.abort("a")
+    inputs, positions = pack()
+    assert positions == [1 + 3 * depth]
+    assert all(inputs is not other for other in decodes)
+    add(loop, "c", [8, 9], forever)
+    assert pack()[1] == [2 + 3 * depth, 0, 1]
 
 
 def test_aborted_while_in_flight_brings_nothing() -> None:

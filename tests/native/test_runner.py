@@ -98,7 +98,10 @@ def test_results_are_reused_only_when_nobody_has_them(load):
     assert third.tokens is not tokens  # and here an array of it
     assert tokens.tolist() == [4]
     assert first.tokens.tolist() == [3]
-    number = id(third)
+    handle = driver.execute(make_step((1,)))  # and here the step
+    assert driver.execute(make_step((2,))).result() is not handle.outputs
+    assert handle.result().tokens.tolist() == [1]
+    number = id(third := driver.execute(make_step((5,))).result())
     del third
     fourth = driver.execute(make_step((6,))).result()
     assert id(fourth) == number  # nobody had that one

@@ -103,15 +103,14 @@ class CpuDriver:
         if running is None:
             running = self._ready()
         running.bound.engine.raise_problems()
-        rows = inputs.logits_rows.shape[0]
-        outputs = None if inputs.want_logits else running.runner.spare_outputs(rows)
-        if outputs is None:
-            outputs = empty_outputs(self.plan, rows, inputs.want_logits)
         try:
-            running.runner.execute(inputs, outputs)
+            finished = running.runner.execute(inputs)
+            if finished is None:
+                finished = FinishedStep(empty_outputs(self.plan, inputs.num_rows, inputs.want_logits))
+                running.runner.execute(inputs, finished)
         except NativeError as error:
             raise DriverError(str(error)) from None
-        return FinishedStep(outputs)
+        return finished
 
     def copy_blocks(self, group: int, source: list[int], target: list[int]) -> None:
         """Copy whole blocks in every layer of a group, in list order, before the next step."""
