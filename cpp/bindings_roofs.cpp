@@ -48,7 +48,8 @@ void bind_roofs(nb::module_& m) {
             nb::gil_scoped_release release;
             return roofs.peak(peak, passes);
           },
-          nb::arg("name"), nb::arg("passes"));
+          nb::arg("name"), nb::arg("passes"))
+      .def("round_trip", &Roofs::round_trip, nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace pelton

@@ -149,3 +149,6 @@ class Roofs:
 
     def peak(self, name: str, passes: int) -> list[float]:
         """Operations a second (multiplications and additions) of each pass; NativeError without the instruction."""
+
+    def round_trip(self) -> float:
+        """Seconds that a cache line takes from thread 0's CPU to the farthest other's and back; 0.0 with one thread."""

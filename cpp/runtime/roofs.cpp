@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <numeric>
 #include <system_error>
 #include <thread>
 
@@ -15,6 +16,9 @@ namespace {
 
 constexpr size_t kStride = 1024;          // of the reading loops
 constexpr int64_t kIterations = 1 << 20;  // of a peak's loop, a few milliseconds
+constexpr int kBatches = 20;              // of round trips, for each pair of threads
+constexpr int kTrips = 200;               // of a batch
+constexpr double kPairSeconds = 0.05;     // after which a pair stops
 
 double now() { return static_cast<double>(now_ns()) * 1e-9; }
 
@@ -34,6 +38,51 @@ class StartLine {
   const int threads_;
   std::atomic<int> arrived_{0};
 };
+
+// A cache line that two threads hand to each other. They see the same deadline, so each ends even
+// where the other never starts.
+class Ball {
+ public:
+  explicit Ball(double deadline) : deadline_(deadline) {}
+  void hand(int turn) { turn_.store(turn, std::memory_order_release); }
+  // Waits for the other's hand(turn); false if it does not come before the deadline. Yields, so
+  // that the other comes where both share a CPU.
+  bool take(int turn) const {
+    for (int spins = 1; turn_.load(std::memory_order_acquire) != turn; ++spins) {
+      if (spins % 4096 == 0) {
+        if (now() > deadline_) return false;
+        std::this_thread::yield();
+      }
+    }
+    return true;
+  }
+
+ private:
+  alignas(64) std::atomic<int> turn_{0};
+  alignas(64) const double deadline_;
+};
+
+// Seconds of a round trip in the best batch. If the deadline ends the first: of those there were.
+double best_trip(Ball& ball) {
+  double best = 0.0;
+  for (int batch = 0, turn = 0; batch < kBatches; ++batch) {
+    const double begin = now();
+    for (int trip = 1; trip <= kTrips; ++trip) {
+      ball.hand(++turn);
+      if (!ball.take(++turn)) return batch > 0 ? best : (now() - begin) / trip;
+    }
+    const double each = (now() - begin) / kTrips;
+    best = batch > 0 ? std::min(best, each) : each;
+  }
+  return best;
+}
+
+// The other thread: gives every ball back.
+void return_all(Ball& ball) {
+  for (int turn = 1; turn < 2 * kBatches * kTrips && ball.take(turn); turn += 2) {
+    ball.hand(turn + 1);
+  }
+}
 
 void check(int threads, const std::vector<int>& cpus, size_t read_bytes) {
   if (threads < 1 || threads > kMaxWorkers) {
@@ -76,14 +125,32 @@ Roofs::Roofs(int threads, std::vector<int> cpus, size_t read_bytes)
   });
 }
 
+template <typename Work, typename GiveUp>
+void Roofs::run(const std::vector<int>& which, const Work& work, const GiveUp& give_up) const {
+  const auto pinned = [&](int thread) {
+    if (static_cast<size_t>(thread) < cpus_.size()) pin(cpus_[static_cast<size_t>(thread)]);
+    work(thread);
+  };
+  std::vector<std::thread> team;
+  try {
+    for (int thread : which) team.emplace_back(pinned, thread);
+  } catch (const std::system_error& error) {
+    give_up();
+    for (auto& thread : team) thread.join();
+    throw Error(std::string("roofs: cannot start a thread: ") + error.what());
+  }
+  for (auto& thread : team) thread.join();
+}
+
 template <typename Work>
 std::vector<double> Roofs::seconds(int passes, const Work& work) const {
   if (passes < 1) throw Error("roofs: " + std::to_string(passes) + " passes; at least one");
   const auto count = static_cast<size_t>(threads_) * static_cast<size_t>(passes);
   std::vector<double> begins(count), ends(count);
+  std::vector<int> all(static_cast<size_t>(threads_));
+  std::iota(all.begin(), all.end(), 0);
   StartLine line(threads_);
-  const auto run = [&](int thread) {
-    if (static_cast<size_t>(thread) < cpus_.size()) pin(cpus_[static_cast<size_t>(thread)]);
+  const auto each = [&](int thread) {
     for (int pass = 0; pass < passes; ++pass) {
       const auto at = static_cast<size_t>(pass * threads_ + thread);
       line.wait(pass);
@@ -92,15 +159,7 @@ std::vector<double> Roofs::seconds(int passes, const Work& work) const {
       ends[at] = now();
     }
   };
-  std::vector<std::thread> team;
-  try {
-    for (int thread = 0; thread < threads_; ++thread) team.emplace_back(run, thread);
-  } catch (const std::system_error& error) {
-    line.leave();
-    for (auto& thread : team) thread.join();
-    throw Error(std::string("roofs: cannot start a thread: ") + error.what());
-  }
-  for (auto& thread : team) thread.join();
+  run(all, each, [&] { line.leave(); });
   std::vector<double> result;
   for (size_t pass = 0; pass < static_cast<size_t>(passes); ++pass) {
     const auto first = static_cast<ptrdiff_t>(pass * static_cast<size_t>(threads_));
@@ -129,6 +188,24 @@ std::vector<double> Roofs::peak(Peak peak, int passes) const {
   const double operations = static_cast<double>(loop.operations * kIterations) * threads_;
   for (double& rate : rates) rate = operations / rate;
   return rates;
+}
+
+double Roofs::round_trip() const {
+  double longest = 0.0;
+  for (int other = 1; other < threads_; ++other) {
+    Ball ball(now() + kPairSeconds);
+    double best = 0.0;
+    const auto play = [&](int thread) {
+      if (thread == 0) {
+        best = best_trip(ball);
+      } else {
+        return_all(ball);
+      }
+    };
+    run({0, other}, play, [] {});
+    longest = std::max(longest, best);
+  }
+  return longest;
 }
 
 }  // namespace pelton

@@ -31,8 +31,18 @@ class Roofs {
   std::vector<double> read(int passes) const;
   // Operations a second of all threads. Throws Error if this CPU lacks the instruction.
   std::vector<double> peak(Peak peak, int passes) const;
+  // Seconds that a cache line takes from thread 0's CPU to another's and back: the best of some
+  // batches, of the farthest CPU; 0 with one thread. It tells where the CPUs are: a hypervisor
+  // moves virtual ones between cores of one chiplet, which share its link to memory, and cores of
+  // several, which read faster together. The reading roof holds for one placement only. Takes
+  // milliseconds for each thread, more where threads share a CPU or others are busy.
+  double round_trip() const;
 
  private:
+  // Runs work(thread) for each of ``which`` on a thread of its own, pinned, and waits for all.
+  // ``give_up`` is called where one cannot start: those running must end without it.
+  template <typename Work, typename GiveUp>
+  void run(const std::vector<int>& which, const Work& work, const GiveUp& give_up) const;
   template <typename Work>
   std::vector<double> seconds(int passes, const Work& work) const;
 
