@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from .latency import LatencyResult, summary
-from .report import Report, Roofline
+from .report import Report, Roofline, moved_text
 from .stats import Percentiles
 from .svg import Bar, Line, bar_chart, cumulative, line_chart
 from .throughput import ThroughputResult
@@ -57,6 +57,7 @@ def latency_page(results: Sequence[LatencyResult]) -> str:
         title = f"batch {options.batch_size}, {options.input_len} tokens in, {options.output_len} out"
         parts.append(f"<h2>{escape(title)}</h2>")
         parts.append(_percentile_table(result.report))
+        parts.append(_placements(result.report.roofline))
     parts.append(_sections(reports[0]))
     return _page(f"{reports[0].engine.model}: latency", parts)
 
@@ -106,6 +107,38 @@ def _sweep_row(result: LatencyResult) -> list[str]:
         *(_number(s.decode_tokens_per_s), _percent(s.decode_share_of_read), _percent(s.decode_share_of_peak)),
         _number(s.python_us),
     ]
+
+
+_PLACEMENT_COLUMNS = (
+    "CPUs' round trip, ns",
+    "runs",
+    "reading, GB/s",
+    "prefill, tokens/s",
+    "prefill, of peak",
+    "decode, tokens/s",
+    "decode, of reading",
+    "decode, of peak",
+)
+
+
+def _placements(line: Roofline | None) -> str:
+    """Runs left out as CPUs moved, and rates by placement where there are several."""
+    if line is None:
+        return ""
+    moved = moved_text(line)
+    text = f"<p>{escape(moved)}</p>" if moved else ""
+    if len(line.placements) < 2:
+        return text
+    rows = []
+    for place in line.placements:
+        p, d = place.prefill, place.decode
+        cells = [_number(place.core_round_trip_ns), str(place.runs), _number(place.read_gb_s)]
+        cells += ["-", "-"] if p is None else [_number(p.tokens_per_s), _percent(p.share_of_peak)]
+        cells += (
+            ["-"] * 3 if d is None else [_number(d.tokens_per_s), *map(_percent, (d.share_of_read, d.share_of_peak))]
+        )
+        rows.append(cells)
+    return text + _table(_PLACEMENT_COLUMNS, rows)
 
 
 def _latency_plots(results: Sequence[LatencyResult]) -> list[str]:
@@ -237,7 +270,8 @@ def _roofs(roofline: Roofline | None) -> str:
         f"{kind} {rate:.0f} G operations/s ({roofs.instructions.get(kind, '')})"
         for kind, rate in roofs.peaks_gop_s.items()
     )
-    text = f"Roofs measured in turns with the runs (medians): reading {roofs.read_gb_s:.1f} GB/s; {peaks}."
+    trip = f", CPUs' round trip {roofs.core_round_trip_ns:.0f} ns" if roofs.core_round_trip_ns else ""
+    text = f"Roofs measured in turns with the runs (medians): reading {roofs.read_gb_s:.1f} GB/s{trip}; {peaks}."
     return f"<p>{escape(text)}</p>"
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from ...runtime.drivers.cpu.roofs import Roofs, median_roofs
 from ...runtime.errors import RequestError
+from ...runtime.format.dtypes import DType
 from .costs import Cost
 from .recorder import StepRecord, gaps_us
-from .report import PhaseRates, Report, Roofline, engine_info, machine_info, roof_info
+from .report import PhaseRates, Placement, Report, Roofline, engine_info, machine_info, roof_info
 from .session import Session
 from .stats import median
 from .timeline import Timeline, dataset_info, performance, request_info, streaming_metrics
@@ -20,7 +21,10 @@ from .workload import Length, random_jobs
 
 @dataclass(frozen=True)
 class LatencyOptions:
-    """``iterations`` runs are measured after ``warmup`` that are not; prompts depend on ``seed`` and the run."""
+    """``iterations`` runs are measured after ``warmup`` that are not; prompts depend on ``seed`` and the run.
+
+    A run in which the CPUs moved is left out and another made, so that there may be twice as many.
+    """
 
     batch_size: int
     input_len: int
@@ -48,6 +52,8 @@ class Run:
 
 @dataclass(frozen=True)
 class LatencyResult:
+    """``runs``: those that count; see Roofline.moved_runs."""
+
     options: LatencyOptions
     report: Report
     runs: list[Run]
@@ -109,6 +115,16 @@ class _Phase:
     cost: Cost
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """A run, its phases, and the mean of the roofs just before it and after."""
+
+    run: Run
+    prefill: _Phase
+    decode: _Phase | None
+    roofs: Roofs
+
+
 def measure_latency(
     session: Session, options: LatencyOptions, progress: Callable[[str], None] = lambda line: None
 ) -> LatencyResult:
@@ -117,14 +133,24 @@ def measure_latency(
     session.check_batch(options.batch_size, options.input_len, options.output_len)
     for index in range(options.warmup):
         run_once(session, options, index)
-    roofs, runs = [session.meter.sample()], []
-    for index in range(options.iterations):
-        run = run_once(session, options, options.warmup + index)
-        runs.append(run)
-        roofs.append(session.meter.sample())
-        ttft = run.timelines[0].ttft
-        progress(f"run {index + 1} of {options.iterations}: first token after {ttft * 1e3:.1f} ms")
-    return LatencyResult(options, _report(session, options, runs, roofs), runs)
+    measured: list[_Measured] = []
+    steady: list[_Measured] = []
+    after = session.meter.sample()
+    while len(steady) < options.iterations and len(measured) < 2 * options.iterations:
+        run = run_once(session, options, options.warmup + len(measured))
+        before, after = after, session.meter.sample()
+        measured.append(_Measured(run, _prefill(session, run), _decode(session, run), median_roofs([before, after])))
+        if before.placed_like(after):
+            steady.append(measured[-1])
+            first = run.timelines[0].ttft * 1e3
+            progress(f"run {len(steady)} of {options.iterations}: first token after {first:.1f} ms")
+        else:
+            trips = " to ".join(f"{roofs.round_trip * 1e9:.0f}" for roofs in (before, after))
+            progress(f"a run is left out: CPUs moved (round trip {trips} ns)")
+    if not steady:
+        progress("CPUs moved in every run: all count")
+    counted = steady or measured
+    return LatencyResult(options, _report(session, options, measured, steady), [one.run for one in counted])
 
 
 def run_once(session: Session, options: LatencyOptions, index: int) -> Run:
@@ -175,37 +201,67 @@ def _total(session: Session, steps: Sequence[StepRecord]) -> Cost:
     return sum((session.costs.step(record.shape) for record in steps), Cost())
 
 
-def _rates(phases: list[_Phase | None], roofs: list[Roofs], peaks: list[float]) -> PhaseRates | None:
-    """Medians over the runs; run i lies between roofs i and i + 1."""
-    there = [(i, phase) for i, phase in enumerate(phases) if phase is not None and phase.seconds > 0]
+def _rates(phases: Sequence[tuple[_Phase | None, Roofs]], compute: DType) -> PhaseRates | None:
+    """Medians over runs, each beside its own roofs."""
+    there = [(phase, roofs) for phase, roofs in phases if phase is not None and phase.seconds > 0]
     if not there:
         return None
-    reads = [phase.cost.read_bytes / phase.seconds for _, phase in there]
-    flops = [phase.cost.flops / phase.seconds for _, phase in there]
-    read_roofs = [(roofs[i].read + roofs[i + 1].read) / 2 for i, _ in there]
-    peak_roofs = [(peaks[i] + peaks[i + 1]) / 2 for i, _ in there]
+    reads = [phase.cost.read_bytes / phase.seconds for phase, _ in there]
+    flops = [phase.cost.flops / phase.seconds for phase, _ in there]
+    peaks = [roofs.peak_of(compute)[1] for _, roofs in there]
     return PhaseRates(
-        steps=there[0][1].steps,
-        tokens_per_s=statistics.median(phase.tokens / phase.seconds for _, phase in there),
+        steps=there[0][0].steps,
+        tokens_per_s=statistics.median(phase.tokens / phase.seconds for phase, _ in there),
         read_gb_s=statistics.median(reads) / 1e9,
         gflop_s=statistics.median(flops) / 1e9,
-        share_of_read=statistics.median(x / roof for x, roof in zip(reads, read_roofs, strict=True)),
-        share_of_peak=statistics.median(x / roof if roof else 0.0 for x, roof in zip(flops, peak_roofs, strict=True)),
+        share_of_read=statistics.median(x / roofs.read for x, (_, roofs) in zip(reads, there, strict=True)),
+        share_of_peak=statistics.median(x / peak if peak else 0.0 for x, peak in zip(flops, peaks, strict=True)),
     )
 
 
-def _report(session: Session, options: LatencyOptions, runs: list[Run], roofs: list[Roofs]) -> Report:
+def _by_phase(runs: Sequence[_Measured], compute: DType) -> dict[str, PhaseRates | None]:
+    """Fields of Roofline and Placement."""
+    return {
+        "prefill": _rates([(one.prefill, one.roofs) for one in runs], compute),
+        "decode": _rates([(one.decode, one.roofs) for one in runs], compute),
+    }
+
+
+def _placements(steady: Sequence[_Measured], compute: DType) -> tuple[Placement, ...]:
+    """Runs with like round trips together, nearest CPUs first."""
+    groups: list[list[_Measured]] = []
+    for one in sorted(steady, key=lambda one: one.roofs.round_trip):
+        if groups and groups[-1][0].roofs.placed_like(one.roofs):
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    result = []
+    for group in groups:
+        roofs = median_roofs([one.roofs for one in group])
+        result.append(
+            Placement(
+                core_round_trip_ns=roofs.round_trip * 1e9,
+                runs=len(group),
+                read_gb_s=roofs.read / 1e9,
+                **_by_phase(group, compute),
+            )
+        )
+    return tuple(result)
+
+
+def _report(session: Session, options: LatencyOptions, measured: list[_Measured], steady: list[_Measured]) -> Report:
+    counted, compute = steady or measured, session.compute
+    runs = [one.run for one in counted]
     timelines = [timeline for run in runs for timeline in run.timelines]
     # Between runs the roofs were measured: only the runs themselves count.
     seconds = sum(max(t.tokens[-1] for t in run.timelines) - run.start for run in runs)
-    kind = roofs[0].peak_of(session.compute)[0]
-    peaks = [roof.peak_of(session.compute)[1] for roof in roofs]
-    gaps = [gap for run in runs for gap in gaps_us(decode_steps(run))]
+    roofs = median_roofs([one.roofs for one in counted])
     roofline = Roofline(
-        prefill=_rates([_prefill(session, run) for run in runs], roofs, peaks),
-        decode=_rates([_decode(session, run) for run in runs], roofs, peaks),
-        python_between_steps_us=median(gaps),
-        roofs=roof_info(median_roofs(roofs), kind),
+        **_by_phase(counted, compute),
+        python_between_steps_us=median([gap for run in runs for gap in gaps_us(decode_steps(run))]),
+        roofs=roof_info(roofs, roofs.peak_of(compute)[0]),
+        moved_runs=len(measured) - len(steady),
+        placements=_placements(steady, compute),
     )
     return Report(
         kind="latency",

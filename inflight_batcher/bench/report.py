@@ -48,6 +48,7 @@ class RoofInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Medians of what the machine did at most, measured in turns with the runs."""
 
     read_gb_s: float
+    core_round_trip_ns: float  # of a cache line between the CPUs; 0 with one thread
     peaks_gop_s: dict[str, float]
     instructions: dict[str, str]
     compute_peak: str  # the one that the engine's products are held against
@@ -103,11 +104,26 @@ class PhaseRates(msgspec.Struct, frozen=True, kw_only=True):
     share_of_peak: float
 
 
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs between which the CPUs lay alike, by their round trips; medians of these runs."""
+
+    core_round_trip_ns: float
+    runs: int
+    read_gb_s: float  # the roof
+    prefill: PhaseRates | None
+    decode: PhaseRates | None
+
+
 class Roofline(msgspec.Struct, frozen=True, kw_only=True):
+    """``moved_runs``: how many the CPUs moved in. They are left out of everything, unless they moved in all: then all
+    count, and there are no placements."""
+
     prefill: PhaseRates | None
     decode: PhaseRates | None  # steps in which all sequences decode
     python_between_steps_us: float | None
     roofs: RoofInfo
+    moved_runs: int
+    placements: tuple[Placement, ...]  # nearest CPUs first
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,10 +181,18 @@ def _field(path: Path, name: str) -> str:
 def roof_info(roofs: Roofs, compute_peak: str) -> RoofInfo:
     return RoofInfo(
         read_gb_s=roofs.read / 1e9,
+        core_round_trip_ns=roofs.round_trip * 1e9,
         peaks_gop_s={kind: rate / 1e9 for kind, rate in roofs.peaks.items()},
         instructions=instructions(),
         compute_peak=compute_peak,
     )
+
+
+def moved_text(line: Roofline) -> str:
+    """What there is to say of runs in which the CPUs moved; "" of none."""
+    if line.moved_runs and not line.placements:
+        return "CPUs moved in every run: all count"
+    return f"left out, as CPUs moved: {line.moved_runs} of the runs" if line.moved_runs else ""
 
 
 def to_json(document: Any) -> bytes:

@@ -13,7 +13,7 @@ from .measuring import check_outputs, number, percent, progress, roof_text, writ
 
 if TYPE_CHECKING:
     from ..inflight_batcher.bench.latency import LatencyResult, Summary
-    from ..inflight_batcher.bench.report import Report
+    from ..inflight_batcher.bench.report import Placement, Report
     from ..inflight_batcher.bench.session import Session
     from ..inflight_batcher.bench.workload import Job
 
@@ -140,10 +140,12 @@ def _numbers(name: str, text: str) -> list[int]:
 
 
 def _print_latency(results: Sequence[LatencyResult]) -> None:
+    from ..inflight_batcher.bench.report import moved_text
     from .console import print_line, print_table, stdout_console
 
-    console, first = stdout_console(), results[0]
-    name, runs = first.report.engine.model, first.options.iterations
+    console, name = stdout_console(), results[0].report.engine.model
+    counts = sorted({len(result.runs) for result in results})
+    runs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     if len(results) > 1:
         rows = [_sweep_row(summary) for summary in _summaries(results)]
         print_table(console, f"{name}: latency, medians of {runs} runs", _SWEEP_COLUMNS, rows, numbers=True)
@@ -158,6 +160,11 @@ def _print_latency(results: Sequence[LatencyResult]) -> None:
             print_line(console, f"Python between two steps: {number(summary.python_us)} µs")
         if line is not None:
             print_line(console, f"roofs beside {point}: {roof_text(line.roofs)}")
+            if moved := moved_text(line):
+                print_line(console, moved)
+            if len(line.placements) > 1:
+                rows = [_placement_row(place) for place in line.placements]
+                print_table(console, "by where the CPUs were", _PLACEMENT_COLUMNS, rows, numbers=True)
 
 
 def _summaries(results: Sequence[LatencyResult]) -> list[Summary]:
@@ -172,6 +179,10 @@ _SWEEP_COLUMNS = (
     "batch", "in", "out", "first token ms", "itl p50 ms", "p90", "p95", "p99", "request ms",
     "prefill tokens/s", "GFLOP/s", "of peak", "decode tokens/s", "GB/s", "of reading", "GFLOP/s", "of peak",
     "Python µs",
+)  # fmt: skip
+_PLACEMENT_COLUMNS = (
+    "CPUs' round trip", "runs", "reading GB/s", "prefill tokens/s", "of peak", "decode tokens/s", "of reading",
+    "of peak",
 )  # fmt: skip
 
 
@@ -188,6 +199,16 @@ def _rates(s: Summary) -> list[list[str]]:
     decode = [s.decode_tokens_per_s, s.decode_read_gb_s, percent(s.decode_share_of_read)]
     decode += [s.decode_gflop_s, percent(s.decode_share_of_peak)]
     return [["prefill", *map(number, prefill)], ["decode", *map(number, decode)]]
+
+
+def _placement_row(place: Placement) -> list[str]:
+    prefill, decode = place.prefill, place.decode
+    cells: list[Any] = [place.runs, place.read_gb_s]
+    cells += [None] * 2 if prefill is None else [prefill.tokens_per_s, percent(prefill.share_of_peak)]
+    cells += [None] * 3 if decode is None else [
+        decode.tokens_per_s, percent(decode.share_of_read), percent(decode.share_of_peak)
+    ]  # fmt: skip
+    return [f"{place.core_round_trip_ns:.0f} ns", *map(number, cells)]
 
 
 def _times(report: Report) -> list[list[str]]:

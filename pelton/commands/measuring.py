@@ -42,7 +42,8 @@ def roof_text(roofs: RoofInfo) -> str:
     """The roofs in a line."""
     peaks = ", ".join(f"{kind} {rate:.0f}" for kind, rate in roofs.peaks_gop_s.items())
     against = roofs.compute_peak or "none"
-    return f"reading {roofs.read_gb_s:.1f} GB/s; G operations/s: {peaks} (products held against {against})"
+    trip = f", CPUs' round trip {roofs.core_round_trip_ns:.0f} ns" if roofs.core_round_trip_ns else ""
+    return f"reading {roofs.read_gb_s:.1f} GB/s{trip}; G operations/s: {peaks} (products held against {against})"
 
 
 def number(value: float | str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,37 @@ def test_more_threads_than_cpus() -> None:
     assert RoofMeter(count, read_bytes=4 << 20).sample(passes=1).read > 0
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two CPUs are needed")
+def test_a_cache_line_goes_around() -> None:
+    """The best of some tries: other programs may need the CPUs meanwhile."""
+    meter = RoofMeter(2, read_bytes=1 << 20)
+    assert 5e-9 < min(meter.round_trip() for _ in range(5)) < 1e-5
+    assert 0 < meter.sample(passes=1).round_trip < 0.1
+    # To the farthest of several, and no further.
+    assert 0 < RoofMeter(len(os.sched_getaffinity(0)) + 2, read_bytes=1 << 20).round_trip() < 0.1
+
+
+def test_one_thread_has_no_round_trip() -> None:
+    meter = RoofMeter(1, read_bytes=1 << 20)
+    assert meter.round_trip() == meter.sample(passes=1).round_trip == 0.0
+
+
+def test_a_round_trip_on_one_cpu_ends() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    native, begin = NativeRoofs(3, [cpu] * 3, 1 << 20), time.monotonic()
+    assert 0 < native.round_trip() < 0.1
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize(
+    "one, other, alike",
+    [(50, 50, True), (50, 99, True), (50, 100, False), (50, 300, False), (0, 0, True), (0, 50, False)],
+)
+def test_placements_are_told_by_round_trips(one: float, other: float, alike: bool) -> None:
+    first, second = (Roofs(2, 1.0, {}, trip) for trip in (one, other))
+    assert first.placed_like(second) == second.placed_like(first) == alike
+
+
 @pytest.mark.parametrize(
     "call, message",
     [
@@ -85,12 +117,13 @@ def test_the_meter_raises_typed_errors() -> None:
 
 
 def test_medians_and_the_peak_of_a_type() -> None:
-    samples = [Roofs(2, float(r), {"fma_f32": float(p)}) for r, p in ((1, 30), (9, 10), (2, 20))]
+    rates = ((1, 30, 7), (9, 10, 5), (2, 20, 6))
+    samples = [Roofs(2, float(r), {"fma_f32": float(p)}, float(t)) for r, p, t in rates]
     roofs = median_roofs(samples)
-    assert roofs == Roofs(2, 2.0, {"fma_f32": 20.0})
+    assert roofs == Roofs(2, 2.0, {"fma_f32": 20.0}, 6.0)
     assert roofs.peak_of(DType.BF16) == ("fma_f32", 20.0)
-    assert Roofs(1, 1.0, {"fma_f32": 1.0, "dot_bf16": 5.0}).peak_of(DType.BF16) == ("dot_bf16", 5.0)
-    assert Roofs(1, 1.0, {}).peak_of(DType.BF16) == ("", 0.0)
+    assert Roofs(1, 1.0, {"fma_f32": 1.0, "dot_bf16": 5.0}, 0.0).peak_of(DType.BF16) == ("dot_bf16", 5.0)
+    assert Roofs(1, 1.0, {}, 0.0).peak_of(DType.BF16) == ("", 0.0)
     with pytest.raises(ValueError, match="no samples"):
         median_roofs([])
 

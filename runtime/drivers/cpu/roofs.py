@@ -31,12 +31,15 @@ class Roofs:
     """Rates of this machine with ``threads`` threads.
 
     read: bytes a second, sequentially, from huge pages. peaks: operations a second (a multiplication or an addition
-    counts one) in registers, by kind: "fma_f32", "dot_bf16", "dot_int8", as far as the CPU has them.
+    counts one) in registers, by kind: "fma_f32", "dot_bf16", "dot_int8", as far as the CPU has them. round_trip:
+    seconds that a cache line takes from the first thread's CPU to the farthest other's and back, 0.0 with one thread.
+    It tells where the CPUs are: a hypervisor moves virtual ones, and ``read`` holds for one placement only.
     """
 
     threads: int
     read: float
     peaks: dict[str, float]
+    round_trip: float
 
     def peak_of(self, compute: DType) -> tuple[str, float]:
         """The kind and the rate that products of this type reach at most; ("", 0.0) where none was measured."""
@@ -44,6 +47,11 @@ class Roofs:
             if kind in self.peaks:
                 return kind, self.peaks[kind]
         return "", 0.0
+
+    def placed_like(self, other: Roofs) -> bool:
+        """Whether the CPUs lay alike for both samples: the round trips differ by less than a factor of two."""
+        low, high = sorted((self.round_trip, other.round_trip))
+        return low == high or high < 2 * low
 
 
 class RoofMeter:
@@ -61,10 +69,16 @@ class RoofMeter:
             self._native = NativeRoofs(self.threads, cpus[: self.threads] if self.threads <= len(cpus) else [], size)
 
     def sample(self, passes: int = 9) -> Roofs:
-        """Each roof once, as the median of ``passes`` passes of some milliseconds."""
+        """Each roof once, as the median of ``passes`` passes of some milliseconds; the round trip last."""
         with native_errors("roofs"):
             peaks = {kind: statistics.median(self._native.peak(kind, passes)) for kind in instructions()}
-            return Roofs(self.threads, statistics.median(self._native.read(passes)), peaks)
+            read = statistics.median(self._native.read(passes))
+            return Roofs(self.threads, read, peaks, self._native.round_trip())
+
+    def round_trip(self) -> float:
+        """The sample's ``round_trip`` alone, which takes milliseconds: where the CPUs are now."""
+        with native_errors("roofs"):
+            return self._native.round_trip()
 
 
 def instructions() -> dict[str, str]:
@@ -77,7 +91,8 @@ def median_roofs(samples: Sequence[Roofs]) -> Roofs:
     if not samples:
         raise ValueError("median_roofs: there are no samples")
     peaks = {kind: statistics.median(sample.peaks[kind] for sample in samples) for kind in samples[0].peaks}
-    return Roofs(samples[0].threads, statistics.median(sample.read for sample in samples), peaks)
+    read = statistics.median(sample.read for sample in samples)
+    return Roofs(samples[0].threads, read, peaks, statistics.median(sample.round_trip for sample in samples))
 
 
 def last_level_cache(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
