@@ -1,8 +1,9 @@
 """What is measured, and one measured process: a job in a file, a runner in its own Python, a result in a file.
 
 A job: model, prompts [n][length], repeats (prompts of each measured run), warmup_prompts, warmup_tokens, new_tokens,
-threads, setting, output. A result: times (seconds to the first tokens and from there to the last, a pair for each
-run), tokens (the first of each prompt of the first run), logprobs ({id: log-probability} of each, or None), versions,
+threads, setting, probe (see placement.py; may be None), output. A result: times (seconds to the first tokens and from
+there to the last, a pair for each run), round_trips (before, between and after these two; None where nobody could
+look), tokens (the first of each prompt of the first run), logprobs ({id: log-probability} of each, or None), versions,
 system.
 """
 
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from .placement import placement
 
 ROOT = Path(__file__).resolve().parents[2]
 Setting = dict[str, bool | str]
@@ -42,6 +45,12 @@ class Line:
             return self.batch * self.length / first
         return self.batch * (self.new_tokens - 1) / rest
 
+    def placement(self, before: float, between: float | None, after: float) -> str | None:
+        """Where the CPUs lay in the part of a run that ``rate`` is about, by the round trips; None if they moved."""
+        if between is None:
+            return placement(before, after)
+        return placement(before, between) if self.new_tokens == 1 else placement(between, after)
+
     def prompts(self, vocab_size: int, run: int) -> list[list[int]]:
         """Token ids [batch][length] of a run; no two runs begin alike, and run 0 is the one that is checked."""
         generator = np.random.default_rng([self.batch, self.length, run])
@@ -49,9 +58,9 @@ class Line:
 
 
 LINES = {
-    "prefill": Line("prefill, 512 tokens", 1, 512, 1, 3),
-    "decode": Line("decode, batch 1", 1, 128, 65, 2),
-    "batch": Line("decode, 16 at once", 16, 128, 33, 1),
+    "prefill": Line("prefill, 512 tokens", 1, 512, 1, 4),
+    "decode": Line("decode, batch 1", 1, 128, 49, 5),
+    "batch": Line("decode, 16 at once", 16, 128, 33, 2),
 }
 
 
@@ -88,7 +97,10 @@ def settings_for(system: str, line: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Record:
-    """One measured process; ``rate`` in tokens/s, the median of its runs. ``kind``: "survey" or "round"."""
+    """One measured process; ``rate`` in tokens/s, the median of its runs. ``kind``: "survey" or "round".
+
+    ``placed``: rates of the runs during which the CPUs stayed where they were, by placement.
+    """
 
     kind: str
     line: str
@@ -98,6 +110,7 @@ class Record:
     check: str
     versions: dict[str, str] = field(default_factory=dict)
     details: str = ""
+    placed: dict[str, list[float]] = field(default_factory=dict)
 
 
 def append(path: Path, record: Record) -> None:
@@ -125,7 +138,9 @@ def run_process(python: str, runner: str, job: dict[str, Any]) -> dict[str, Any]
         return dict(json.loads(output.read_text()))
 
 
-def make_job(line: Line, model: Path, vocab_size: int, threads: int, setting: Setting) -> dict[str, Any]:
+def make_job(
+    line: Line, model: Path, vocab_size: int, threads: int, setting: Setting, probe: Path | None = None
+) -> dict[str, Any]:
     prompts = line.prompts(vocab_size, 0)
     # A warm-up of several sequences needs not be as long as they are.
     warmup = [prompt[: line.length if line.batch == 1 else 32] for prompt in line.prompts(vocab_size, line.repeats)]
@@ -138,11 +153,23 @@ def make_job(line: Line, model: Path, vocab_size: int, threads: int, setting: Se
         "new_tokens": line.new_tokens,
         "threads": threads,
         "setting": setting,
+        "probe": None if probe is None else str(probe),
     }
 
 
 def median_rate(line: Line, times: Sequence[Sequence[float]]) -> float:
     return statistics.median(line.rate(first, rest) for first, rest in times)
+
+
+def placed_rates(
+    line: Line, times: Sequence[Sequence[float]], round_trips: Sequence[Sequence[Any]]
+) -> dict[str, list[float]]:
+    """Rates of the runs during which the CPUs stayed, by placement."""
+    found: dict[str, list[float]] = {}
+    for (first, rest), trips in zip(times, round_trips, strict=True):
+        if (where := line.placement(*trips)) is not None:
+            found.setdefault(where, []).append(line.rate(first, rest))
+    return found
 
 
 def pin(threads: int) -> list[int]:

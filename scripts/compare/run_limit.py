@@ -18,11 +18,15 @@ from pelton.inflight_batcher.bench.costs import CostModel, StepShape, main_compu
 from pelton.runtime.drivers.cpu.host import select_target
 from pelton.runtime.drivers.cpu.roofs import RoofMeter
 from pelton.runtime.format.engine_reader import EngineFile
+from scripts.compare.placement import load_probe
 
 
 def main() -> int:
     job = json.loads(Path(sys.argv[1]).read_text())
-    roofs = RoofMeter(job["threads"]).sample()
+    probe, meter = load_probe(job["probe"]), RoofMeter(job["threads"])
+    before = probe()
+    roofs = meter.sample()
+    after = probe()
     with EngineFile.open(job["model"], verify_weights="off") as engine:
         plan = engine.plan(select_target(engine.manifest.targets).key)
     costs = CostModel(plan)
@@ -38,6 +42,7 @@ def main() -> int:
         "versions": {},
         "system": f"streaming read {roofs.read / 1e9:.1f} GB/s, {kind} {peak / 1e9:.0f} GFLOP/s",
         "times": [[seconds(0, length), rest]],
+        "round_trips": [[before, None, after]],
         "tokens": [],
         "logprobs": None,
     }

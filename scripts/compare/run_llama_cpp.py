@@ -17,6 +17,7 @@ from typing import Any
 
 import llama_cpp as llama
 import numpy as np
+from placement import Probe, load_probe
 
 GGML_TYPE_F16, GGML_TYPE_BF16 = 1, 30
 UBATCH = 512
@@ -35,14 +36,16 @@ def main() -> int:
     if not context:
         raise SystemExit("llama.cpp made no context")
     vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
-    run(context, vocab, job["warmup_prompts"], job["warmup_tokens"])
-    runs = [run(context, vocab, each, job["new_tokens"]) for each in job["repeats"]]
+    probe = load_probe(job["probe"])
+    run(context, vocab, probe, job["warmup_prompts"], job["warmup_tokens"])
+    runs = [run(context, vocab, probe, each, job["new_tokens"]) for each in job["repeats"]]
     result = {
         "versions": {"llama-cpp-python": version("llama-cpp-python")},
         "system": llama.llama_print_system_info().decode(),
-        "times": [times for times, _, _ in runs],
-        "tokens": runs[0][1],
-        "logprobs": runs[0][2],
+        "times": [times for times, _, _, _ in runs],
+        "round_trips": [trips for _, trips, _, _ in runs],
+        "tokens": runs[0][2],
+        "logprobs": runs[0][3],
     }
     Path(job["output"]).write_text(json.dumps(result))
     return 0
@@ -68,9 +71,11 @@ def context_params(job: dict[str, Any], count: int, length: int) -> Any:
     return params
 
 
-def run(context: Any, vocab: int, prompts: list[list[int]], new_tokens: int) -> tuple[Any, list[int], Any]:
-    """Greedy tokens for all prompts at once: seconds (to the first tokens, from there to the last), the first tokens,
-    and their most likely candidates as {id: log-probability}."""
+def run(
+    context: Any, vocab: int, probe: Probe, prompts: list[list[int]], new_tokens: int
+) -> tuple[list[float], list[float], list[int], Any]:
+    """Greedy tokens for all prompts at once: seconds (to the first tokens, from there to the last), round trips before,
+    between and after, the first tokens, and their most likely candidates as {id: log-probability}."""
     llama.llama_memory_clear(llama.llama_get_memory(context), True)
     count, length = len(prompts), len(prompts[0])
     batch = llama.llama_batch_init(count * length, 0, 1)
@@ -79,19 +84,19 @@ def run(context: Any, vocab: int, prompts: list[list[int]], new_tokens: int) -> 
             put(batch, sequence * length + i, token, i, sequence, i == length - 1)
     batch.n_tokens = count * length
     rows = [(sequence + 1) * length - 1 for sequence in range(count)]
-    start = time.perf_counter()
+    before, start = probe(), time.perf_counter()
     tokens = step(context, batch, rows, vocab)
-    first = time.perf_counter()
+    first = time.perf_counter() - start
     firsts, candidates = tokens, [best(context, row, vocab) for row in rows]
-    begin = time.perf_counter()
+    between, begin = probe(), time.perf_counter()
     for position in range(length, length + new_tokens - 1):
         for sequence, token in enumerate(tokens):
             put(batch, sequence, token, position, sequence, True)
         batch.n_tokens = count
         tokens = step(context, batch, range(count), vocab)
-    end = time.perf_counter()
+    rest = time.perf_counter() - begin
     llama.llama_batch_free(batch)
-    return [first - start, end - begin], firsts, candidates
+    return [first, rest], [before, between, probe()], firsts, candidates
 
 
 def put(batch: Any, i: int, token: int, position: int, sequence: int, wanted: bool) -> None:

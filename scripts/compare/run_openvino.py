@@ -16,18 +16,21 @@ from typing import Any
 import numpy as np
 import openvino
 import openvino_genai as genai
+from placement import Probe, load_probe
 
 
 def main() -> int:
     job = json.loads(Path(sys.argv[1]).read_text())
     pipeline = open_pipeline(job)
-    run(pipeline, job["warmup_prompts"], job["warmup_tokens"])
-    runs = [run(pipeline, each, job["new_tokens"]) for each in job["repeats"]]
+    probe = load_probe(job["probe"])
+    run(pipeline, probe, job["warmup_prompts"], job["warmup_tokens"])
+    runs = [run(pipeline, probe, each, job["new_tokens"]) for each in job["repeats"]]
     result = {
         "versions": {"openvino": openvino.get_version(), "openvino-genai": genai.__version__},
         "system": ", ".join(openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")),
-        "times": [times for times, _ in runs],
-        "tokens": runs[0][1],
+        "times": [times for times, _, _ in runs],
+        "round_trips": [trips for _, trips, _ in runs],
+        "tokens": runs[0][2],
         "logprobs": None,
     }
     Path(job["output"]).write_text(json.dumps(result))
@@ -54,19 +57,24 @@ def open_pipeline(job: dict[str, Any]) -> Any:
     return genai.LLMPipeline(job["model"], "CPU", **config)
 
 
-def run(pipeline: Any, prompts: list[list[int]], new_tokens: int) -> tuple[list[float], list[int]]:
-    """Greedy tokens for all prompts at once: seconds (to the first, from there to the last), and the first tokens."""
+def run(
+    pipeline: Any, probe: Probe, prompts: list[list[int]], new_tokens: int
+) -> tuple[list[float], list[float | None], list[int]]:
+    """Greedy tokens for all prompts at once: seconds (to the first, from there to the last), round trips before and
+    after (between, nobody can look), and the first tokens."""
     config = genai.GenerationConfig(max_new_tokens=new_tokens, ignore_eos=True, do_sample=False)
     config.apply_chat_template = False
     ids = np.asarray(prompts, np.int64)
     inputs = genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids)))
+    before = probe()
     result = pipeline.generate(inputs, config)
+    after = probe()
     if any(len(tokens) != new_tokens for tokens in result.tokens):
         raise SystemExit("OpenVINO GenAI gave fewer tokens than asked for")
     # Its own clock, which leaves out what it does around the steps: microseconds, and milliseconds of each step's end.
     metrics = result.perf_metrics.raw_metrics
     first, ends = max(metrics.m_times_to_first_token) / 1e6, metrics.m_new_token_times
-    return [first, (ends[-1] - ends[0]) / 1e3], [tokens[0] for tokens in result.tokens]
+    return [first, (ends[-1] - ends[0]) / 1e3], [before, None, after], [tokens[0] for tokens in result.tokens]
 
 
 if __name__ == "__main__":

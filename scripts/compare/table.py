@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .jobs import LINES, Record, settings_for
+from .placement import FAR, NEAR
 
 #: A peer's token may be this much less likely than the best by pelton's own log-probabilities, and a candidate's
 #: log-probability may differ by as much: they round elsewhere. A wrong model is off by more than one for all tokens.
@@ -43,29 +44,41 @@ def check(reference: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     return f"{text}; log-probabilities within {apart:.3f}"
 
 
-def rounds(records: Iterable[Record], line: str, settings: Mapping[str, str]) -> list[dict[str, float]]:
-    """Rates by system, a dict for each round of a line: a round ends where a system comes again."""
+def rounds(
+    records: Iterable[Record], line: str, settings: Mapping[str, str], where: str | None = None
+) -> list[dict[str, float]]:
+    """Rates by system, a dict for each round of a line: a round ends where a system comes again.
+
+    ``where``: only of runs in this placement; a system that had none in a round is missing from it.
+    """
     found: list[dict[str, float]] = []
+    seen: set[str] = set()
     for record in records:
         if (record.kind, record.line, record.setting) != ("round", line, settings.get(record.system)):
             continue
-        if not found or record.system in found[-1]:
+        if not found or record.system in seen:
             found.append({})
-        found[-1][record.system] = record.rate
-    return found
+            seen = set()
+        seen.add(record.system)
+        rates = [record.rate] if where is None else record.placed.get(where, [])
+        if rates:
+            found[-1][record.system] = statistics.median(rates)
+    return [each for each in found if each]
 
 
-def table(records: Sequence[Record], systems: Sequence[str]) -> str:
+def table(records: Sequence[Record], systems: Sequence[str], where: str | None = None) -> str:
     """As Markdown, a row a line: medians in tokens/s with their range, and the median of pelton's ratios to a peer.
 
-    Ratios are of one round each, since the machine's own rates drift from round to round.
+    Ratios are of one round each, since the machine's own rates drift from round to round. ``where``: of the runs in
+    this placement alone.
     """
     peers = [system for system in systems if system != "pelton"]
-    head = ["tokens/s", "rounds", "pelton", *(part for peer in peers for part in (peer, "pelton's ratio"))]
+    title = "tokens/s" if where is None else f"tokens/s, CPUs on {where}"
+    head = [title, "rounds", "pelton", *(part for peer in peers for part in (peer, "pelton's ratio"))]
     rows = [head, ["---"] * len(head)]
     for line, about in LINES.items():
         settings = {system: best_setting(records, system, line) for system in systems}
-        of_line = rounds(records, line, settings)
+        of_line = rounds(records, line, settings, where)
         if not of_line:
             continue
         row = [about.title, str(len(of_line)), _figure([r["pelton"] for r in of_line if "pelton" in r])]
@@ -76,6 +89,12 @@ def table(records: Sequence[Record], systems: Sequence[str]) -> str:
             row += [_figure([r[peer] for r in of_line if peer in r]) + setting, ratio]
         rows.append(row)
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def tables(records: Sequence[Record], systems: Sequence[str]) -> str:
+    """All rounds, and then those of each placement that there were runs in."""
+    found = {where for record in records if record.kind == "round" for where in record.placed}
+    return "\n\n".join(table(records, systems, where) for where in (None, NEAR, FAR) if where is None or where in found)
 
 
 def survey_table(records: Sequence[Record], systems: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,11 @@ import pytest
 from pelton import LLM, build
 from pelton.builder.checkpoint import Checkpoint
 from pelton.runtime.errors import UnsupportedModelError
-from scripts.compare import jobs
+from scripts.compare import jobs, placement
 from scripts.compare.gguf_file import gguf_name, interleaved, write_gguf
 from scripts.compare.jobs import LINES, Line, Record
-from scripts.compare.table import best_setting, check, survey_table, table
+from scripts.compare.placement import FAR, NEAR
+from scripts.compare.table import best_setting, check, survey_table, table, tables
 from tests.models import make_tiny, random_ids
 from tests.random_models import write_random_model
 
@@ -124,6 +126,59 @@ def test_the_table_has_medians_and_ratios_of_rounds() -> None:
     assert lines[0] == "| tokens/s | rounds | pelton | llama.cpp | pelton's ratio |"
     row = "| 4 | 55.0 (10.0-70.0) | 25.0 (20.0-50.0), flash attention | 1.00 (0.40-3.00) |"
     assert lines[2:] == [f"| decode, batch 1 {row}"]
+
+
+def test_placements_have_tables_of_their_own() -> None:
+    """Only runs in which the CPUs stayed count there, and ratios are of rounds in which both had such runs."""
+    records = []
+    for ours, theirs in [({NEAR: [30.0, 34.0]}, {NEAR: [20.0]}), ({FAR: [60.0]}, {NEAR: [25.0]}), ({FAR: [50.0]}, {})]:
+        for system, setting, placed in (("pelton", "default", ours), ("llama.cpp", "flash attention", theirs)):
+            records.append(dataclasses.replace(record("round", "decode", system, setting, 1.0), placed=placed))
+    whole, near, far = (text.splitlines() for text in tables(records, ["pelton", "llama.cpp"]).split("\n\n"))
+    assert whole[0].startswith("| tokens/s | rounds |")
+    assert "| decode, batch 1 | 3 | 1.0 " in whole[2]
+    assert near[0].startswith("| tokens/s, CPUs on one chiplet | rounds |")
+    row = "| decode, batch 1 | 2 | 32.0 (32.0-32.0) | 22.5 (20.0-25.0), flash attention | 1.60 (1.60-1.60) |"
+    assert near[2:] == [row]
+    assert far[2:] == ["| decode, batch 1 | 2 | 55.0 (50.0-60.0) | -, flash attention | - |"]
+
+
+@pytest.mark.parametrize(
+    "trips, where",
+    [
+        ([50e-9, 60e-9], NEAR),
+        ([300e-9, None, 310e-9], FAR),
+        ([50e-9, 300e-9], None),
+        ([0.0, 0.0], None),
+        ([0.0, 50e-9], None),
+    ],
+)
+def test_placement(trips: list[float | None], where: str | None) -> None:
+    assert placement.placement(*trips) == where
+
+
+def test_runs_in_which_the_cpus_moved_have_no_placement() -> None:
+    near, far = 50e-9, 300e-9
+    times = [[1.0, 2.0], [1.0, 4.0], [1.0, 8.0]]
+    trips = [[near, near, far], [far, near, near], [far, None, far]]
+    assert jobs.placed_rates(Line("", 1, 64, 9, 3), times, trips) == {NEAR: [2.0], FAR: [1.0]}
+    assert jobs.placed_rates(Line("", 1, 64, 1, 3), times, trips) == {NEAR: [64.0], FAR: [64.0]}
+
+
+def test_the_probe(tmp_path: Path) -> None:
+    assert placement.load_probe(None)() == 0.0
+    probe = placement.load_probe(placement.compile_probe(tmp_path))
+    before = os.sched_getaffinity(0)
+    trip = probe()
+    assert os.sched_getaffinity(0) == before
+    assert 1e-9 < trip < 1e-2 if len(before) > 1 else trip == 0.0
+
+
+def test_waiting_for_a_placement() -> None:
+    trips = iter([300e-9, 300e-9, 50e-9])
+    assert placement.wait_for(NEAR, lambda: next(trips), 60.0)
+    assert next(trips, None) is None
+    assert not placement.wait_for(NEAR, lambda: 300e-9, 0.15)
 
 
 def test_rates() -> None:
