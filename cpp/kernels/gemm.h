@@ -21,6 +21,10 @@ struct VectorBlocks : VectorRows<C> {
   // How many bytes a stream is read ahead, and into which cache. With more rows a line takes
   // longer, and the first-level cache is wanted for the rows.
   static constexpr int kNear = 1536, kFar = 6144;
+  // As many rows as a tile has sums stream, too, where tiles would have as many: each panel then
+  // comes from memory once and in order, not once for each block of rows from the cache. Not if
+  // the rows would crowd into one or two sets of the first-level cache.
+  static constexpr int kStreamRows = kStride * sizeof(X) % 2048 == 0 ? M : M * P;
 
   template <int M>
   PELTON_INLINE void row_block(const X* ready, int64_t first, const X* (&rows_of)[M]) const {
@@ -86,6 +90,8 @@ PELTON_INLINE void gemm(void* const* args, pelton_worker* worker, int64_t rows) 
     run_streams<4>(blocks, ready, worker);
   } else if (rows <= C::kTileRows) {
     run_streams<C::kTileRows>(blocks, ready, worker);
+  } else if (rows > blocks.kStreamRows - C::kTileRows && rows <= blocks.kStreamRows) {
+    run_streams<VectorBlocks<C>::kStreamRows>(blocks, ready, worker);
   } else {
     run_tiles(blocks, ready, worker);
   }

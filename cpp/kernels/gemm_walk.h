@@ -1,9 +1,10 @@
 // How a GEMM's rows and panels are gone through, whatever multiplies them.
 //
-// Few rows walk the panels one at a time: one sequential stream per worker, read ahead. More rows
-// keep kTileRows x kTilePanels sums in registers: a group of panels stays in the cache while the
-// rows pass by, and the next group is brought there meanwhile. Workers split (group, row block)
-// tiles. An output's arithmetic is the same in all of these, so results never depend on them.
+// Few rows, or just as many as sums fit, walk the panels one at a time: one sequential stream per
+// worker, read ahead. Others keep kTileRows x kTilePanels sums in registers: a group of panels
+// stays in the cache while the rows pass by, and the next group is brought there meanwhile. Workers
+// split (group, row block) tiles. An output's arithmetic is the same in all of these, so results
+// never depend on them.
 //
 // Blocks is a GemmRows with two more functions, for a block of rows from first_row on (those past
 // the end are not stored):
