@@ -59,7 +59,7 @@ class Line:
 
 LINES = {
     "prefill": Line("prefill, 512 tokens", 1, 512, 1, 4),
-    "decode": Line("decode, batch 1", 1, 128, 49, 5),
+    "decode": Line("decode, batch 1", 1, 128, 33, 8),
     "batch": Line("decode, 16 at once", 16, 128, 33, 2),
 }
 
