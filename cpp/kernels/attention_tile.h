@@ -144,7 +144,7 @@ struct AttentionTile {
     }
     F32 acc[M][P];
     clear(acc);
-    dot_block<Dot, kLanes * Dot::kStep, 2>(x, key, kDim / Dot::kStep, acc, next);
+    dot_block<Dot, kLanes * Dot::kStep>(x, key, kDim / Dot::kStep, acc, next);
     for (int m = 0; m < count; ++m) {
       for (int p = 0; p < P; ++p) store(scores[row + m] + (first + p) * kLanes, acc[m][p]);
     }
@@ -233,7 +233,7 @@ struct AttentionTile {
           value[c] = run.value + (CHUNK + c) * kLanes * kPair;
           next[c] = ahead.value[run.key / kLanes] + (CHUNK + c) * kLanes * kPair * sizeof(Kv);
         }
-        dot_block<Dot, kDim * kPair, 2>(x, value, run.steps, acc, next);
+        dot_block<Dot, kDim * kPair>(x, value, run.steps, acc, next);
       }
       for (int m = 0; m < count; ++m) {
         for (int c = 0; c < P; ++c) store(part_out[row + m] + (CHUNK + c) * kLanes, acc[m][c]);

@@ -107,16 +107,17 @@ struct DotFor<bf16, true, bf16> {
 #endif
 
 // acc[m][p] += row m . panel p over `steps` steps, ADVANCE stored elements apart in the panel.
-// Meanwhile the lines of A other panels, at `ahead`, are brought into the cache of level 1
-// (LOCALITY 3) or 2 (LOCALITY 2); addresses past the end of anything do no harm.
-template <class Dot, int64_t ADVANCE, int LOCALITY, int M, int P, int A>
+// Meanwhile the lines of A other panels, at `ahead`, are brought into the second-level cache: a
+// core has more reads under way there than into the first. Addresses past the end of anything do
+// no harm.
+template <class Dot, int64_t ADVANCE, int M, int P, int A>
 PELTON_INLINE void dot_block(const typename Dot::X* const (&x)[M],
                              const typename Dot::W* const (&w)[P], int64_t steps, F32 (&acc)[M][P],
                              const char* const (&ahead)[A]) {
   constexpr int64_t kBytes = ADVANCE * sizeof(typename Dot::W);
 #pragma GCC unroll 4
   for (int64_t s = 0; s < steps; ++s) {
-    for (int a = 0; a < A; ++a) __builtin_prefetch(ahead[a] + s * kBytes, 0, LOCALITY);
+    for (int a = 0; a < A; ++a) __builtin_prefetch(ahead[a] + s * kBytes, 0, 2);
     Dot::template step<M, P>(x, s, w, s * ADVANCE, acc);
   }
 }

@@ -18,9 +18,8 @@ struct VectorBlocks : VectorRows<C> {
   using Rows::kAdvance, Rows::kAhead, Rows::kBlockSteps, Rows::kLastSteps;
   using Rows::kPanel, Rows::kSteps, Rows::kStride, Rows::kUnit;
   using typename Rows::Compute, typename Rows::Dot, typename Rows::X;
-  // How many bytes a stream is read ahead, and into which cache. With more rows a line takes
-  // longer, and the first-level cache is wanted for the rows.
-  static constexpr int kNear = 1536, kFar = 6144;
+  // How many bytes a stream is read ahead; with more rows a line takes longer.
+  static constexpr int kNear = 3072, kFar = 6144;
   // As many rows as a tile has sums stream, too, where tiles would have as many: each panel then
   // comes from memory once and in order, not once for each block of rows from the cache. Not if
   // the rows would crowd into one or two sets of the first-level cache.
@@ -39,7 +38,7 @@ struct VectorBlocks : VectorRows<C> {
     const char* const ahead[1] = {reinterpret_cast<const char*>(panel[0]) +
                                   (M <= 4 ? kNear : kFar)};
     clear(acc);
-    dot_block<Dot, kAdvance, M <= 4 ? 3 : 2>(rows_of, panel, kSteps, acc, ahead);
+    dot_block<Dot, kAdvance>(rows_of, panel, kSteps, acc, ahead);
   }
   template <int M>
   __attribute__((noinline)) void stream(const X* ready, int64_t first_row, int64_t unit) const {
@@ -67,7 +66,7 @@ struct VectorBlocks : VectorRows<C> {
     for (int m = 0; m < M; ++m) {
       for (int p = 0; p < P; ++p) acc[m][p] = FIRST ? zero() : sums[m][p];
     }
-    dot_block<Dot, kAdvance, 2>(rows_of, panels, LAST ? kLastSteps : kBlockSteps, acc, ahead);
+    dot_block<Dot, kAdvance>(rows_of, panels, LAST ? kLastSteps : kBlockSteps, acc, ahead);
     if constexpr (LAST) {
       finish_tile(acc, first_row, group);
     } else {
