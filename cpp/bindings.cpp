@@ -223,13 +223,14 @@ class PythonRunner {
     }
     const auto held = held_;  // another thread may call meanwhile, to learn that it may not
     const auto outcome = outcome_;
+    nb::object result = outcome->finished;  // now, so that to others it is somebody's
     {
       nb::gil_scoped_release release;
       runner.execute(held->step, outcome->results);
       entered_ = entered;
       left_ = now_ns();
     }
-    return outcome->finished;
+    return result;
   }
 
   std::pair<int64_t, int64_t> last_span() const { return {entered_, left_}; }

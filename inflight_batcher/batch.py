@@ -42,7 +42,7 @@ class Batch(msgspec.Struct, eq=False):
     copies: list[BlockCopy]
     num_tokens: int
     num_rows: int
-    decodes: bool  # every running sequence takes one token and samples the next
+    decodes: bool  # every running sequence takes one token, and its row samples the next
     changes: int  # the scheduler's: two batches of the same number have the same sequences running
 
 

@@ -330,7 +330,10 @@ class Scheduler:
             if seq.num_scored < seq.score_end:
                 seq.num_scored = max(seq.num_scored, min(end, seq.score_end))
             seq.in_flight += 1
-        return Batch(chunks, self._started, self._copies, tokens, rows, False, self.changes)
+        decodes = tokens == rows == len(chunks) == len(self.running) and all(
+            chunk.samples and chunk.start >= len(chunk.seq.known) for chunk in chunks
+        )
+        return Batch(chunks, self._started, self._copies, tokens, rows, decodes, self.changes)
 
     def check_idle(self) -> None:
         """Raise PeltonError when nothing runs and yet a slot, a block or a promise was not given back. O(groups)."""

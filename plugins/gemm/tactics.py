@@ -14,7 +14,9 @@ TILE_DEPTH = 32  # values of k in one step on tiles
 
 @dataclass(frozen=True)
 class GemmTactic:
-    """How a GEMM over many rows is blocked (fewer rows than a tile's stream the panels); results do not depend on it.
+    """How a GEMM over many rows is blocked; results do not depend on it.
+
+    Up to ``tile_rows`` rows, and as many as a tile has sums, stream the panels instead (cpp/kernels/gemm.h).
 
     ``tile_rows`` x ``tile_panels`` vectors of 16 outputs are accumulated in registers. The panels of a tile stay in
     the L2 cache for ``super_rows`` rows, ``block_steps`` steps of the dot product at a time.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import subprocess
 import time
 from collections.abc import Callable
@@ -26,7 +27,8 @@ def compile_probe(folder: Path) -> Path:
     """The probe as a shared library in ``folder``, compiled by $CXX."""
     library = folder / "round_trip.so"
     source = Path(__file__).with_name("round_trip.cpp")
-    command = [os.environ.get("CXX", "g++"), "-O2", "-std=c++17", "-shared", "-fPIC", "-pthread"]
+    compiler = shlex.split(os.environ.get("CXX", "g++"))
+    command = [*compiler, "-O2", "-std=c++17", "-shared", "-fPIC", "-pthread"]
     subprocess.run([*command, str(source), "-o", str(library)], check=True)
     return library
 

@@ -29,7 +29,11 @@ void pin(int cpu) {
 // Passes the line on; false once it is too late.
 bool pass(Line& line, int side, Clock::time_point deadline) {
   for (int spins = 0; line.turn.load(std::memory_order_acquire) != side;) {
-    if (++spins % 4096 == 0 && Clock::now() > deadline) return false;
+    if (++spins % 4096 == 0) {
+      if (Clock::now() > deadline) return false;
+      std::this_thread::yield();  // where other programs are busy, the other side may wait for a
+                                  // CPU
+    }
   }
   line.turn.store(1 - side, std::memory_order_release);
   return true;

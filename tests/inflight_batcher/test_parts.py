@@ -253,6 +253,21 @@ def test_arrays_are_found_again_while_the_same_sequences_decode(depth: int) -> N
     assert pack()[1] == [2 + 3 * depth, 0, 1]
 
 
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_arrays_are_found_again_past_a_block_and_with_a_queue(waiting: int) -> None:
+    loop = make_loop(max_batch=2, block=16)
+    forever = SamplingParams(ignore_eos=True, max_tokens=60)
+    for index in range(2 + waiting):
+        add(loop, f"{index}", [5] * (1 + 4 * index), forever)
+    loop._arrays.pack(loop.scheduler.schedule())
+    decodes = [loop._arrays.pack(loop.scheduler.schedule()) for _ in range(40)]
+    assert len(loop.scheduler.waiting) == waiting
+    assert len({id(inputs) for inputs in decodes}) == 1
+    assert decodes[0].positions.tolist() == [40, 44]  # of the last step
+    tables = loop.scheduler.kv.groups[0].table
+    assert decodes[0].block_tables[0].tolist() == tables[decodes[0].seq_slots].tolist()
+
+
 def test_aborted_while_in_flight_brings_nothing() -> None:
     loop = make_loop(depth=2)
     request = add(loop, "a", [1, 2], SamplingParams(ignore_eos=True))

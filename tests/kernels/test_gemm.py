@@ -76,6 +76,7 @@ CASES = {
     "odd_f32": Case(37, 35, 67, F32, F32, F32, bias=True, residual=True),
     "norm_f32": Case(80, 100, 67, F32, F32, F32, prologue="rms_norm", eps=1e-5, activation="silu", gated=True),
     "direct_bf16": Case(64, 96, 67, BF16, BF16, F32, residual=True),
+    "crowded_bf16": Case(48, 1024, 67, BF16, BF16, F32),  # rows a multiple of 2 KiB apart
     "odd_bf16": Case(50, 77, 67, F32, BF16, BF16, bias=True, activation="gelu_tanh"),
     "gated_bf16": Case(72, 130, 67, F32, BF16, BF16, prologue="rms_norm", eps=1e-6, activation="silu", gated=True),
     "gated_bias_f16": Case(40, 61, 67, F32, F16, F16, bias=True, activation="gelu_erf", gated=True),
@@ -116,7 +117,7 @@ def test_every_candidate_gives_the_same_bits(name: str, sku: str) -> None:
     assert isinstance(chosen.kernel, CpuGemm)
     whole = case.run(sku, slice(0, 67))
     for variant in chosen.kernel.variants(case.call, chosen.target):
-        for rows in (1, 5, 17, 67):
+        for rows in (1, 5, 9, 13, 16, 17, 24, 67):
             assert bits(case.run(sku, slice(0, rows), 2, variant.tactic)) == bits(whole[:rows]), (variant, rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -109,6 +110,27 @@ def test_results_are_reused_only_when_nobody_has_them(load):
     assert len(driver.execute(make_step((6,), rows=[0, 1])).result().tokens) == 2
     assert driver.execute(make_step((2,), want_logits=True)).result().logits is not None
     assert driver.execute(make_step((2,))).result().logits is None
+
+
+def test_a_result_is_never_another_threads(load):
+    """A driver belongs to one thread; two get an error at worst, never each other's outputs."""
+    _, driver = load([], ["tail w"])
+    wrong = []
+
+    def work(token: int) -> None:
+        step = make_step((token,))
+        for _ in range(40_000):
+            with suppress(DriverError):
+                tokens = driver.execute(step).result().tokens.tolist()
+                if tokens != [token]:
+                    wrong.append((token, tokens))
+
+    threads = [threading.Thread(target=work, args=(token,)) for token in (3, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
 
 
 def test_the_same_inputs_with_new_numbers(load):

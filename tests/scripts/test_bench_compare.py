@@ -169,7 +169,7 @@ def test_the_probe(tmp_path: Path) -> None:
     assert placement.load_probe(None)() == 0.0
     probe = placement.load_probe(placement.compile_probe(tmp_path))
     before = os.sched_getaffinity(0)
-    trip = probe()
+    trip = max(probe() for _ in range(5))  # where others are busy, one may end early and say 0
     assert os.sched_getaffinity(0) == before
     assert 1e-9 < trip < 1e-2 if len(before) > 1 else trip == 0.0
 

@@ -15,6 +15,7 @@ from .binding import native_errors
 from .threads import cpu_list, default_threads
 
 _LEAST_READ_BYTES = 256 << 20
+_TRIES = 4  # of a reading during which the CPUs stay where they are
 _CACHE_MULTIPLE = 4  # a pass reads so many times the last-level cache
 
 #: Instructions that compute products of a type, fastest first; a CPU without the first takes the next.
@@ -49,9 +50,8 @@ class Roofs:
         return "", 0.0
 
     def placed_like(self, other: Roofs) -> bool:
-        """Whether the CPUs lay alike for both samples: the round trips differ by less than a factor of two."""
-        low, high = sorted((self.round_trip, other.round_trip))
-        return low == high or high < 2 * low
+        """Whether the CPUs lay alike for both samples."""
+        return alike(self.round_trip, other.round_trip)
 
 
 class RoofMeter:
@@ -69,16 +69,31 @@ class RoofMeter:
             self._native = NativeRoofs(self.threads, cpus[: self.threads] if self.threads <= len(cpus) else [], size)
 
     def sample(self, passes: int = 9) -> Roofs:
-        """Each roof once, as the median of ``passes`` passes of some milliseconds; the round trip last."""
+        """Each roof once, as the median of ``passes`` passes of some milliseconds.
+
+        Round trips are measured before and after the reading, which is repeated, a few times, if the CPUs moved.
+        """
         with native_errors("roofs"):
             peaks = {kind: statistics.median(self._native.peak(kind, passes)) for kind in instructions()}
-            read = statistics.median(self._native.read(passes))
-            return Roofs(self.threads, read, peaks, self._native.round_trip())
+            before = self._native.round_trip()
+            for _ in range(_TRIES):
+                read = statistics.median(self._native.read(passes))
+                after = self._native.round_trip()
+                if alike(before, after):
+                    break
+                before = after
+            return Roofs(self.threads, read, peaks, after)
 
     def round_trip(self) -> float:
         """The sample's ``round_trip`` alone, which takes milliseconds: where the CPUs are now."""
         with native_errors("roofs"):
             return self._native.round_trip()
+
+
+def alike(one: float, other: float) -> bool:
+    """Whether two round trips are of one placement: they differ by less than a factor of two."""
+    low, high = sorted((one, other))
+    return low == high or high < 2 * low
 
 
 def instructions() -> dict[str, str]:
