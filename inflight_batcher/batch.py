@@ -46,6 +46,11 @@ class Batch(msgspec.Struct, eq=False):
     changes: int  # the scheduler's: two batches of the same number have the same sequences running
 
 
+def all_decode(chunks: Seq[Chunk]) -> bool:
+    """Whether every chunk is one token whose value the driver has, and its row samples the next."""
+    return all(c.count == c.num_rows == 1 and c.samples and c.start >= len(c.seq.known) for c in chunks)
+
+
 class _Buffers:
     """Arrays of one step at their largest sizes."""
 
@@ -101,7 +106,7 @@ class StepArrays:
                 self._pack_tables(buffers, buffers.slots[: batch.num_tokens])
             return buffers.inputs
         tokens, seqs, rows = batch.num_tokens, len(chunks), batch.num_rows
-        decodes = tokens == seqs == rows and all(c.samples and c.start >= len(c.seq.known) for c in chunks)
+        decodes = all_decode(chunks)
         if decodes:
             self._pack_decodes(buffers, chunks)
         else:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from ..runtime.errors import PeltonError, RequestError
 from ..runtime.format.plan import KVGroup, Ranges
-from .batch import Batch, Chunk
+from .batch import Batch, Chunk, all_decode
 from .chunking import ChunkPolicy, chunk_sizes
 from .kv_cache import BlockCopy, KVCache
 from .sequence import NO_SLOT, Sequence
@@ -330,9 +330,7 @@ class Scheduler:
             if seq.num_scored < seq.score_end:
                 seq.num_scored = max(seq.num_scored, min(end, seq.score_end))
             seq.in_flight += 1
-        decodes = tokens == rows == len(chunks) == len(self.running) and all(
-            chunk.samples and chunk.start >= len(chunk.seq.known) for chunk in chunks
-        )
+        decodes = len(chunks) == len(self.running) and all_decode(chunks)
         return Batch(chunks, self._started, self._copies, tokens, rows, decodes, self.changes)
 
     def check_idle(self) -> None:

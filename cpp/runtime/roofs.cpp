@@ -9,6 +9,7 @@
 #include "clock.h"
 #include "error.h"
 #include "roof_loops.h"
+#include "round_trip.h"
 #include "team.h"
 
 namespace pelton {
@@ -16,9 +17,6 @@ namespace {
 
 constexpr size_t kStride = 1024;          // of the reading loops
 constexpr int64_t kIterations = 1 << 20;  // of a peak's loop, a few milliseconds
-constexpr int kBatches = 20;              // of round trips, for each pair of threads
-constexpr int kTrips = 200;               // of a batch
-constexpr double kPairSeconds = 0.05;     // after which a pair stops
 
 double now() { return static_cast<double>(now_ns()) * 1e-9; }
 
@@ -38,51 +36,6 @@ class StartLine {
   const int threads_;
   std::atomic<int> arrived_{0};
 };
-
-// A cache line that two threads hand to each other. They see the same deadline, so each ends even
-// where the other never starts.
-class Ball {
- public:
-  explicit Ball(double deadline) : deadline_(deadline) {}
-  void hand(int turn) { turn_.store(turn, std::memory_order_release); }
-  // Waits for the other's hand(turn); false if it does not come before the deadline. Yields, so
-  // that the other comes where both share a CPU.
-  bool take(int turn) const {
-    for (int spins = 1; turn_.load(std::memory_order_acquire) != turn; ++spins) {
-      if (spins % 4096 == 0) {
-        if (now() > deadline_) return false;
-        std::this_thread::yield();
-      }
-    }
-    return true;
-  }
-
- private:
-  alignas(64) std::atomic<int> turn_{0};
-  alignas(64) const double deadline_;
-};
-
-// Seconds of a round trip in the best batch. If the deadline ends the first: of those there were.
-double best_trip(Ball& ball) {
-  double best = 0.0;
-  for (int batch = 0, turn = 0; batch < kBatches; ++batch) {
-    const double begin = now();
-    for (int trip = 1; trip <= kTrips; ++trip) {
-      ball.hand(++turn);
-      if (!ball.take(++turn)) return batch > 0 ? best : (now() - begin) / trip;
-    }
-    const double each = (now() - begin) / kTrips;
-    best = batch > 0 ? std::min(best, each) : each;
-  }
-  return best;
-}
-
-// The other thread: gives every ball back.
-void return_all(Ball& ball) {
-  for (int turn = 1; turn < 2 * kBatches * kTrips && ball.take(turn); turn += 2) {
-    ball.hand(turn + 1);
-  }
-}
 
 void check(int threads, const std::vector<int>& cpus, size_t read_bytes) {
   if (threads < 1 || threads > kMaxWorkers) {
@@ -193,13 +146,13 @@ std::vector<double> Roofs::peak(Peak peak, int passes) const {
 double Roofs::round_trip() const {
   double longest = 0.0;
   for (int other = 1; other < threads_; ++other) {
-    Ball ball(now() + kPairSeconds);
+    Ball ball;
     double best = 0.0;
     const auto play = [&](int thread) {
       if (thread == 0) {
-        best = best_trip(ball);
+        best = ball.best_trip();
       } else {
-        return_all(ball);
+        ball.return_all();
       }
     };
     run({0, other}, play, [] {});

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...runtime.drivers.cpu.roofs import Roofs, median_roofs
+from ...runtime.drivers.cpu.roofs import Roofs, by_placement, median_roofs
 from ...runtime.errors import RequestError
 from ...runtime.format.dtypes import DType
 from .costs import Cost
@@ -229,14 +229,8 @@ def _by_phase(runs: Sequence[_Measured], compute: DType) -> dict[str, PhaseRates
 
 def _placements(steady: Sequence[_Measured], compute: DType) -> tuple[Placement, ...]:
     """Runs with like round trips together, nearest CPUs first."""
-    groups: list[list[_Measured]] = []
-    for one in sorted(steady, key=lambda one: one.roofs.round_trip):
-        if groups and groups[-1][0].roofs.placed_like(one.roofs):
-            groups[-1].append(one)
-        else:
-            groups.append([one])
     result = []
-    for group in groups:
+    for group in by_placement(steady, lambda one: one.roofs):
         roofs = median_roofs([one.roofs for one in group])
         result.append(
             Placement(

@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from pelton.builder.codegen.toolchain import find_compiler
+
 from .placement import placement
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,6 +123,15 @@ def append(path: Path, record: Record) -> None:
 def read_records(path: Path) -> list[Record]:
     """All records of a results file; none if it is not there."""
     return [Record(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def compile_probe(folder: Path) -> Path:
+    """The library for ``placement.load_probe``, written to ``folder``."""
+    compiler, library = find_compiler(), folder / "round_trip.so"
+    source = Path(__file__).with_name("round_trip.cpp")
+    flags = [*compiler.extra_flags, "-O2", "-std=c++20", "-shared", "-fPIC", "-pthread", f"-I{ROOT}/cpp/runtime"]
+    subprocess.run([*compiler.command, *flags, str(source), "-o", str(library)], check=True)
+    return library
 
 
 def run_process(python: str, runner: str, job: dict[str, Any]) -> dict[str, Any]:

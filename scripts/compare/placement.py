@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shlex
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,20 +15,12 @@ from pathlib import Path
 NEAR, FAR = "one chiplet", "two chiplets"
 #: Between what was measured on Zen 4: 47 to 60 ns within a chiplet, 290 to 315 ns across.
 _SPLIT_S = 150e-9
+#: Longer than this, and the two threads did not run at the same time.
+_MOST_S = 5e-6
 #: Threads of a system that wait for work spin for a while, and would be in the way.
 _SETTLE_S = 0.01
 
 Probe = Callable[[], float]
-
-
-def compile_probe(folder: Path) -> Path:
-    """The probe as a shared library in ``folder``, compiled by $CXX."""
-    library = folder / "round_trip.so"
-    source = Path(__file__).with_name("round_trip.cpp")
-    compiler = shlex.split(os.environ.get("CXX", "g++"))
-    command = [*compiler, "-O2", "-std=c++17", "-shared", "-fPIC", "-pthread"]
-    subprocess.run([*command, str(source), "-o", str(library)], check=True)
-    return library
 
 
 def load_probe(library: str | Path | None) -> Probe:
@@ -53,8 +43,14 @@ def load_probe(library: str | Path | None) -> Probe:
 
 def placement(*round_trips: float | None) -> str | None:
     """What these round trips (those that are not None) agree on; None if they do not, or say nothing."""
-    found = {None if trip == 0 else NEAR if trip < _SPLIT_S else FAR for trip in round_trips if trip is not None}
+    found = {_one(trip) for trip in round_trips if trip is not None}
     return found.pop() if len(found) == 1 else None
+
+
+def _one(trip: float) -> str | None:
+    if not 0 < trip < _MOST_S:
+        return None
+    return NEAR if trip < _SPLIT_S else FAR
 
 
 def wait_for(wanted: str, probe: Probe, patience: float) -> bool:

@@ -245,3 +245,10 @@ def test_limits_of_a_tiny_engine(engine: Path, tmp_path: Path) -> None:
     first = measured["decode, batch 1, 128 tokens of context"]
     assert first["decode_tokens_per_s"] > 0
     assert [place["runs"] for place in first["roofline"]["placements"]] == [1]
+
+
+def test_the_script_shows_one_placement_of_one_thread() -> None:
+    command = [sys.executable, str(SCRIPT.with_name("bench_placement")), "--seconds", "0.05", "--threads", "1"]
+    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    assert len(lines) == 3
+    assert re.fullmatch(r"\| 0-0 ns \| \d+ \| [\d.]+ \(\d+-\d+\) \| .*fma_f32 \d+.* \|", lines[2])

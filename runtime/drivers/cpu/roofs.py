@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from ...._core import MAX_WORKERS
 from ...._core import Roofs as NativeRoofs
 from ...format.dtypes import DType
 from .binding import native_errors
 from .threads import cpu_list, default_threads
+
+T = TypeVar("T")
 
 _LEAST_READ_BYTES = 256 << 20
 _TRIES = 4  # of a reading during which the CPUs stay where they are
@@ -84,16 +87,22 @@ class RoofMeter:
                 before = after
             return Roofs(self.threads, read, peaks, after)
 
-    def round_trip(self) -> float:
-        """The sample's ``round_trip`` alone, which takes milliseconds: where the CPUs are now."""
-        with native_errors("roofs"):
-            return self._native.round_trip()
-
 
 def alike(one: float, other: float) -> bool:
     """Whether two round trips are of one placement: they differ by less than a factor of two."""
     low, high = sorted((one, other))
     return low == high or high < 2 * low
+
+
+def by_placement(items: Iterable[T], roofs: Callable[[T], Roofs]) -> list[list[T]]:
+    """Items whose roofs are of one placement together, nearest CPUs first."""
+    groups: list[list[T]] = []
+    for item in sorted(items, key=lambda item: roofs(item).round_trip):
+        if groups and roofs(groups[-1][0]).placed_like(roofs(item)):
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return groups
 
 
 def instructions() -> dict[str, str]:
