@@ -27,6 +27,10 @@ class NoKernelError(BuildError):
     """No kernel takes a call; lists why each candidate refused."""
 
 
+class LayoutOverflow(BuildError):
+    """A weight's values do not fit a layout that takes only some: packed12 has room for few exceptions."""
+
+
 class TacticError(BuildError):
     """Two tactics of one kernel gave different bits: a kernel template or the compiler is at fault."""
 

@@ -24,7 +24,7 @@ from .manifest import Manifest, decode_manifest
 from .plan import Plan, decode_plan
 from .plan_check import check_plan
 from .tensor_spec import TensorSpec
-from .tensor_type import LAYOUTS
+from .tensor_type import layout_problem
 
 Trust = Literal["any", "signed"]
 VerifyWeights = Literal["background", "before", "off"]
@@ -273,9 +273,9 @@ class EngineFile:
             if name.startswith((SECTION, PAD)):
                 continue
             layout = packed.pop(name, LayoutEntry(entry.shape, "rows"))
-            if layout.layout not in LAYOUTS or (layout.layout != "rows" and len(layout.shape) != 2):
-                raise EngineFormatError(f"tensor {name!r} has an unknown layout {layout.layout!r} of {layout.shape}")
             spec = TensorSpec(name, DType.from_safetensors(entry.dtype), layout.shape, layout.layout)
+            if problem := layout_problem(spec.type):
+                raise EngineFormatError(f"tensor {name!r} of type {spec.type} cannot be: {problem}")
             if any(dim < 0 for dim in spec.shape) or spec.storage_shape != entry.shape:
                 raise EngineFormatError(f"tensor {name!r} of type {spec.type} is stored as {list(entry.shape)}")
             specs[name] = spec

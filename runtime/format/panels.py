@@ -8,25 +8,33 @@ import numpy as np
 
 from ..errors import BuildError
 from .dtypes import DType
-from .tensor_type import LAYOUTS, TensorType
+from .packed12 import PANEL_ROWS, pack_packed12, unpack_packed12
+from .tensor_type import TensorType, layout_problem
 
 Array = np.ndarray[Any, Any]
+
+#: Rows of a panel: ranges of rows that start at a multiple of it pack to consecutive parts of the whole.
+UNIT_ROWS = {"rows": 1, "panel16": 16, "packed12": PANEL_ROWS}
 
 
 def pack_type(type_: TensorType, layout: str) -> TensorType:
     """The type of ``pack`` applied to a row-major type. Raises BuildError if the layout does not take it."""
-    if layout not in LAYOUTS:
-        raise BuildError(f"unknown weight layout {layout!r}; known: {', '.join(LAYOUTS)}")
-    if layout == "panel16" and (type_.rank != 2 or not type_.dtype.is_float):
-        raise BuildError(f"layout panel16 takes a float matrix [N, K], not {type_}")
-    return TensorType(type_.dtype, type_.shape, layout)
+    packed = TensorType(type_.dtype, type_.shape, layout)
+    if problem := layout_problem(packed):
+        raise BuildError(f"{problem}; the weight is {type_}")
+    return packed
 
 
 def pack(array: Array, layout: str) -> Array:
-    """The contiguous storage array of a logical array (shape ``TensorType.storage_shape``); padding is zero."""
+    """The contiguous storage array of a logical array (shape ``TensorType.storage_shape``); padding is zero.
+
+    Raises BuildError if the layout does not take the array, LayoutOverflow if it does not take its values.
+    """
     if layout == "rows":
         return np.asarray(array, order="C")
     type_ = pack_type(TensorType(DType.from_numpy(array.dtype), array.shape), layout)
+    if layout == "packed12":
+        return pack_packed12(array)
     n, k = array.shape
     panels = -(-n // 16)
     if type_.dtype.itemsize == 4:
@@ -46,6 +54,8 @@ def unpack(storage: Array, type_: TensorType) -> Array:
     if type_.layout == "rows":
         return storage
     n, k = type_.max_shape({})
+    if type_.layout == "packed12":
+        return unpack_packed12(storage, n, k)
     if type_.dtype.itemsize == 4:
         return np.ascontiguousarray(storage.transpose(0, 2, 1).reshape(shape[0] * 16, k)[:n])
     return np.ascontiguousarray(storage.transpose(0, 2, 1, 3).reshape(shape[0] * 16, shape[1] * 2)[:n, :k])

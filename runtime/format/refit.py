@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import BuildError, EngineFormatError
+from ..errors import BuildError, EngineFormatError, LayoutOverflow
 from .engine_reader import HASH_TREE, TENSOR_LAYOUTS, EngineFile
 from .engine_writer import EngineWriter
 from .tensor_source import TensorSource
@@ -54,8 +54,9 @@ def refit(
     """Write ``out``: the engine with weights evaluated from ``source`` (same names, shapes and types as before).
 
     Plans, code, tokenizer and constants stay. ``provenance`` entries replace those of the manifest. ``out`` may be
-    the engine itself. Raises CheckpointError if the source does not fit, BuildError if ``out`` cannot be written,
-    EngineFormatError if the engine is damaged; then nothing is written.
+    the engine itself. Raises CheckpointError if the source does not fit, BuildError if ``out`` cannot be written
+    (LayoutOverflow if the layout of a weight does not take its new values), EngineFormatError if the engine is
+    damaged; then nothing is written.
     """
     with EngineFile.open(engine, verify_weights="before") as old:
         expressions = read_expressions(old)
@@ -70,8 +71,14 @@ def refit(
         specs = list(old.tensors.values())
         with EngineWriter(out, manifest, specs, {name: old.section(name) for name in kept}) as writer:
             for spec in specs:
-                if spec.name in expressions:
-                    writer.write_tensor(spec.name, evaluate_chunks(expressions[spec.name], source))
-                else:
+                if spec.name not in expressions:
                     writer.write_tensor(spec.name, [old.tensor(spec.name)])
+                    continue
+                try:
+                    writer.write_tensor(spec.name, evaluate_chunks(expressions[spec.name], source))
+                except LayoutOverflow as error:
+                    raise LayoutOverflow(
+                        f"{old.path}: weight {spec.name!r} is stored as {spec.type}, which does not take the new values"
+                        f" ({error}); build the engine again from the new checkpoint"
+                    ) from error
     return Path(out)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import EngineFormatError
 from .dtypes import DType
+from .packed12 import BLOCK_K, MAX_K, PANEL_ROWS, panel_bytes
 
 #: A dimension: a constant, or one of the step's symbols.
 #:   T  tokens in the step (all sequences packed in one row)
@@ -20,7 +21,8 @@ SYMBOLS = ("T", "S", "R", "C")
 #:   rows      row-major
 #:   panel16   a [N, K] GEMM weight in panels of 16 outputs, K in pairs for 16-bit types:
 #:             bf16/f16 [ceil(N/16)][ceil(K/2)][16][2], f32 [ceil(N/16)][K][16]; padding is zero
-LAYOUTS = ("rows", "panel16")
+#:   packed12  a bf16 [N, K] GEMM weight in panels of 32 outputs of about 12 bits a value, K % 8 == 0 (packed12.py)
+LAYOUTS = ("rows", "panel16", "packed12")
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,13 @@ class TensorType:
         return tuple(symbols[d] if isinstance(d, str) else d for d in self.shape)
 
     def storage_shape(self, symbols: dict[str, int] | None = None) -> tuple[int, ...]:
-        """The shape of the array that holds the bytes (differs from shape for panel16)."""
+        """The shape of the array that holds the bytes (differs from shape if packed)."""
         shape = self.max_shape(symbols or {})
         if self.layout == "rows":
             return shape
         n, k = shape
+        if self.layout == "packed12":
+            return (-(-n // PANEL_ROWS), panel_bytes(k) // self.dtype.itemsize)
         if self.dtype.itemsize == 4:
             return (-(-n // 16), k, 16)
         return (-(-n // 16), -(-k // 2), 16, 2)
@@ -62,6 +66,26 @@ class TensorType:
         return f"{self.dtype.value}[{dims}]{suffix}"
 
 
+def layout_problem(type_: TensorType) -> str | None:
+    """Why no value can be of this type, if it is for its layout."""
+    if type_.layout not in LAYOUTS:
+        return f"unknown weight layout {type_.layout!r}; known: {', '.join(LAYOUTS)}"
+    if type_.layout == "panel16" and (type_.rank != 2 or not type_.dtype.is_float):
+        return "layout panel16 takes a float matrix [N, K]"
+    if type_.layout == "packed12" and not _takes_packed12(type_):
+        return (
+            f"layout packed12 takes a bf16 matrix [N, K] with K a multiple of {BLOCK_K} from {BLOCK_K} to below 2**20"
+        )
+    return None
+
+
+def _takes_packed12(type_: TensorType) -> bool:
+    if type_.rank != 2 or type_.dtype is not DType.BF16:
+        return False
+    n, k = type_.shape
+    return isinstance(n, int) and isinstance(k, int) and 0 < k < MAX_K and k % BLOCK_K == 0
+
+
 _TYPE = re.compile(r"(\w+)\[([^\[\]]*)\](?:@(\w+))?", re.ASCII)
 _DIM = re.compile(r"0|[1-9][0-9]{0,14}", re.ASCII)
 
@@ -77,10 +101,10 @@ def parse_type(text: str) -> TensorType:
         if word not in SYMBOLS and not _DIM.fullmatch(word):
             raise EngineFormatError(f"{text[:60]!r} is not a type: {word!r} is not a dim")
         dims.append(word if word in SYMBOLS else int(word))
-    layout = match[3] or "rows"
-    if layout not in LAYOUTS or (layout != "rows" and len(dims) != 2):
-        raise EngineFormatError(f"{text[:60]!r} is not a type: no layout of {len(dims)} dims is called {layout!r}")
-    return TensorType(DType(match[1]), tuple(dims), layout)
+    type_ = TensorType(DType(match[1]), tuple(dims), match[3] or "rows")
+    if problem := layout_problem(type_):
+        raise EngineFormatError(f"{text[:60]!r} is not a type: {problem}")
+    return type_
 
 
 TOKEN_TYPE = TensorType(DType.TOKEN, ())

@@ -6,17 +6,20 @@ TensorSource, at build time and at refit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..errors import BuildError, CheckpointError
 from .dtypes import DType
-from .panels import pack, pack_type, unpack
+from .packed12 import fits_packed12
+from .panels import UNIT_ROWS, pack, pack_type, unpack
 from .tensor_source import TensorSource
-from .tensor_type import TensorType
+from .tensor_type import TensorType, layout_problem
 from .weight_expr import (
     AddScalar,
     CastTo,
@@ -31,8 +34,11 @@ from .weight_expr import (
 from .weight_rows import cast, compile_rows
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 
-__all__ = ["evaluate", "evaluate_chunks", "expr_type", "pack", "simplify", "sources", "unpack"]
+CHUNK_BYTES = 8 << 20
+
+__all__ = ["evaluate", "evaluate_chunks", "expr_type", "fits", "pack", "simplify", "sources", "unpack"]
 
 
 def expr_type(expr: WeightExpr) -> TensorType:
@@ -116,32 +122,55 @@ def _interleave(arrays: list[Array], rows: int) -> Array:
     return out.reshape((turns * len(arrays) * rows, *rest))
 
 
-def evaluate_chunks(expr: WeightExpr, source: TensorSource, chunk_bytes: int = 8 << 20) -> Iterator[Array]:
+def evaluate_chunks(expr: WeightExpr, source: TensorSource, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Array]:
     """The bytes of ``evaluate(expr, source)`` as consecutive contiguous arrays of about ``chunk_bytes``.
 
     Reads only row ranges of the source, so memory is bounded by a few chunks (or by one row, or one
-    panel of 16 rows, where that is more). A Permute that moves axis 0 reads its whole tensor (a view where
+    panel of 16 or 32 rows, where that is more). A Permute that moves axis 0 reads its whole tensor (a view where
     the source maps files). An array is valid until the next one is asked for. The source's pages are
     released at the end. Raises as ``evaluate``.
     """
     expr = simplify(expr)
+    layout = expr_type(expr).layout
+    rows = expr.x if isinstance(expr, Pack) else expr
+    return _each_chunk(rows, source, partial(pack, layout=layout), UNIT_ROWS[layout], chunk_bytes)
+
+
+def fits(expr: WeightExpr, source: TensorSource, layout: str) -> bool:
+    """Whether ``Pack(expr, layout)`` of a row-major expression can be evaluated: packed12 does not take all values.
+
+    Reads the source as ``evaluate_chunks`` does, packs nothing, and stops where the answer is no. Raises as
+    ``evaluate`` of ``expr``.
+    """
+    if layout != "packed12":
+        return True
+    type_ = _rows_type(expr, "Pack")
+    if layout_problem(TensorType(type_.dtype, type_.shape, layout)):
+        return False
+    with closing(_each_chunk(simplify(expr), source, fits_packed12, UNIT_ROWS[layout], CHUNK_BYTES)) as chunks:
+        return all(chunks)
+
+
+def _each_chunk(
+    expr: WeightExpr, source: TensorSource, use: Callable[[Array], T], unit: int, chunk_bytes: int
+) -> Generator[T, None, None]:
+    """``use`` of consecutive row ranges (multiples of ``unit`` rows) of a simplified row-major expression."""
     type_ = expr_type(expr)
     check_sources(expr, source)
-    layout = type_.layout
-    rows = compile_rows(expr.x if isinstance(expr, Pack) else expr, source)
+    rows = compile_rows(expr, source)
     names = list(dict.fromkeys(leaf.name for leaf in sources(expr)))
     try:
         if not rows.shape:
-            yield rows.read(0, 1)
+            yield use(rows.read(0, 1))
             return
         count = rows.shape[0]
-        unit = 1 if layout == "rows" else 16
         unit_bytes = max(1, unit * prod(rows.shape[1:]) * type_.dtype.itemsize)
         step = unit * max(1, chunk_bytes // unit_bytes)
         for start in range(0, count, step):
-            yield pack(rows.read(start, min(count, start + step)), layout)
+            yield use(rows.read(start, min(count, start + step)))
     except BuildError as error:
-        raise BuildError(f"cannot make a weight from {', '.join(names)}: {error}") from error
+        # Of the same type: a caller may have another layout for what overflows this one.
+        raise type(error)(f"cannot make a weight from {', '.join(names)}: {error}") from error
     finally:
         for name in names:
             source.release(name)
