@@ -24,12 +24,17 @@ from pelton.runtime.format.weight_expr import CastTo, Interleave, Pack, Permute,
 
 from .engines import GOLDEN, KEY, manifest, plan
 
-SPECS = (TensorSpec("embed", DType.BF16, (40, 7), "panel16"), TensorSpec("norm", DType.F32, (7,)))
+SPECS = (
+    TensorSpec("proj", DType.BF16, (40, 8), "packed12"),
+    TensorSpec("embed", DType.BF16, (40, 7), "panel16"),
+    TensorSpec("norm", DType.F32, (7,)),
+)
 _LEAF = Source("x", (7, 40), DType.F32)
 _EXPRESSION = Pack(CastTo(Interleave((Reshaped(Permute(_LEAF, (1, 0)), (40, 7)),), 8), DType.BF16), "panel16")
 _ODD: tuple[Any, ...] = (
     *(None, True, -1, 0, 1, 2, 15, 4096, 1 << 20, 1 << 31, 1 << 40, 1 << 61, 1 << 63, 1 << 64, -(1 << 63), 1e308, 0.5),
-    *("", "f32", "U8", "F32", "T", "raw", "deflate", "reserved", "panel16", "rows", "\x00", "\ud7ff", "9" * 400),
+    *("", "f32", "U8", "F32", "T", "raw", "deflate", "reserved", "\x00", "\ud7ff", "9" * 400),
+    *("panel16", "packed12", "rows"),
     *([], [0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 1], {}, {"a": 1}, [[[[]]]]),
 )
 
