@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +13,12 @@ import msgspec
 import numpy as np
 
 from ..runtime.drivers.cpu.host import host_features
-from ..runtime.errors import BuildError, CheckpointError, EngineFormatError
+from ..runtime.errors import BuildError, CheckpointError, EngineFormatError, NoKernelError
 from ..runtime.format.container import EngineWriter
 from ..runtime.format.manifest import SCHEMA, Manifest, TargetEntry, decode_manifest, encode_manifest
 from ..runtime.format.plan import Ranges, encode_plan
 from ..runtime.format.refit import WEIGHTS, encode_expressions
+from ..runtime.format.tensor_type import TensorType
 from ..runtime.format.weight_eval import evaluate_chunks
 from ..runtime.format.weight_expr import WeightExpr
 from ..runtime.version import VERSION
@@ -26,15 +27,16 @@ from .checkpoint import Checkpoint
 from .codegen.cache import ObjectCache
 from .codegen.cpu import compile_cpu, compiler_version
 from .golden import golden_vectors
-from .graph import Graph
+from .graph import Graph, Node
 from .importer import import_graph
-from .kernels import KernelRegistry
+from .kernels import KernelCall, KernelRegistry
 from .lower import Lowered, lower
 from .machine import this_machine
 from .model_info import max_positions, model_info
 from .options import BuildOptions
 from .oracle.kernels import REFERENCE_KERNELS
 from .output import check_output, report_path
+from .passes.pack_weights import Reads
 from .passes.pipeline import PassOptions, optimize
 from .progress import BuildProgress
 from .report import TargetBuild, build_report, write_timings
@@ -84,7 +86,8 @@ def build(
             graph = import_graph(traced, checkpoint)
         with bar.stage("optimise"):
             precision = options.precision(checkpoint.dtype)
-            passes = PassOptions(precision, ranges, options.dump_ir, options.verify, checkpoint.source)
+            reads = _reads(targets, registry, ranges) if options.weight_packing == "auto" else None
+            passes = PassOptions(precision, ranges, options.dump_ir, options.verify, checkpoint.source, reads)
             graph = optimize(graph, passes)
         builds: list[TargetBuild] = []
         code: dict[str, bytes] = {}
@@ -126,6 +129,21 @@ def build(
 
 def _registry_for(target: Target, registry: KernelRegistry) -> KernelRegistry:
     return registry if target.sku is not None else KernelRegistry(REFERENCE_KERNELS)
+
+
+def _reads(targets: Sequence[Target], registry: KernelRegistry, ranges: Ranges) -> Reads:
+    """Whether every target has a kernel for a node with other operand types than its own."""
+
+    def reads(node: Node, types: Sequence[TensorType]) -> bool:
+        call = KernelCall(node.op, tuple(types), tuple(v.type for v in node.outputs), (), ranges)
+        try:
+            for target in targets:
+                _registry_for(target, registry).select(call, target)
+        except NoKernelError:
+            return False
+        return True
+
+    return reads
 
 
 def _tuner(options: BuildOptions, out: Path) -> Tuner | None:

@@ -13,6 +13,8 @@ from ..runtime.format.plan import Ranges
 #: --dtype values; "auto" is the checkpoint's own type.
 DTYPES = {"float32": DType.F32, "float16": DType.F16, "bfloat16": DType.BF16}
 
+WEIGHT_PACKING = ("auto", "off")
+
 _DEFAULT_NUM_TOKENS = 2048
 _DEFAULT_BATCH_SIZE = 64
 _LOGITS_CHUNK = 32  # enough rows to hide reading the head, which is read anew for each chunk
@@ -47,6 +49,7 @@ class BuildOptions:
     jobs: int = 0  # compiler processes; 0 = one per available core
     autotune: bool = False  # time the kernels' tactics on this machine; results are the same bits either way
     timing_cache: Path | None = None  # a file of timings: read where it has them, and with autotune added to
+    weight_packing: str = "auto"  # 12 bits an element where no value is lost and all targets read it; or "off"
     dump_ir: Path | None = None
     verify: bool = False  # differential check of every pass on the real weights
     golden: bool = True  # compute golden vectors for `pelton verify`
@@ -63,6 +66,9 @@ class BuildOptions:
                 raise BuildError(f"{flag(name)} must be an integer from {least} to {most}, not {value!r}")
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise BuildError(f"--dtype {self.dtype!r} is not one of auto, {', '.join(DTYPES)}")
+        if self.weight_packing not in WEIGHT_PACKING:
+            known = ", ".join(WEIGHT_PACKING)
+            raise BuildError(f"--weight-packing {self.weight_packing!r} is not one of {known}")
         if self.tokens_per_block % 16:
             raise BuildError(f"--tokens-per-block must be a multiple of 16, not {self.tokens_per_block}")
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..runtime.errors import BuildError
 from ..runtime.format.dtypes import DType
 from ..runtime.format.hash_tree import WeightsCheck
+from ..runtime.format.panels import pack
 from ..runtime.format.plan import Buffer, KernelSpec, KVGroup, Launch, Operand, Plan, Ranges, WeightRef
 from ..runtime.format.tensor_type import TOKEN_TYPE, TensorType
 from ..runtime.step import StepInputs, greedy_sampling
@@ -163,11 +164,7 @@ class Trial:
 
     def _operand(self, type_: TensorType, copies: int = 1) -> Operand:
         """Random values of this type, so many times (the driver copies each to a place of its own)."""
-        shape = type_.storage_shape()
-        count = int(np.prod(shape))
-        k = shape[1] * (2 if len(shape) == 4 else 1) if type_.layout == "panel16" else 1
-        values = self._rng.standard_normal(min(count, _PERIOD), np.float32) * np.float32(k**-0.5)
-        array = np.resize(values.astype(type_.dtype.numpy), count)
+        array = self._values(type_)
         first = len(self._refs)
         for copy in range(copies):
             name = f"{first}.{copy}"
@@ -175,6 +172,15 @@ class Trial:
             shape_of = tuple(d for d in type_.shape if isinstance(d, int))
             self._refs.append(WeightRef(name=name, dtype=type_.dtype, shape=shape_of, layout=type_.layout))
         return Operand("weight", first)
+
+    def _values(self, type_: TensorType) -> np.ndarray:
+        """The storage of random values, which repeat: weights of a size that keeps sums near one."""
+        shape = type_.storage_shape() if type_.layout != "packed12" else type_.max_shape({})
+        count = int(np.prod(shape))
+        k = 1 if type_.layout == "rows" else type_.max_shape({})[1]
+        values = self._rng.standard_normal(min(count, _PERIOD), np.float32) * np.float32(k**-0.5)
+        array = np.resize(values.astype(type_.dtype.numpy), shape)
+        return pack(array, type_.layout) if type_.layout == "packed12" else array  # not any bytes are such a weight
 
     def _buffers(self, target: Target, variants: Sequence[Kernel]) -> tuple[tuple[Buffer, ...], int]:
         """An output for each variant, and scratch for the one that is running."""

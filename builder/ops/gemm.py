@@ -23,7 +23,7 @@ GATE_ROWS = 16  # gate and up rows alternate in turns of this many
 @register
 @dataclass(frozen=True)
 class Gemm(Op):
-    """(x [...,K], w compute[N,K] panel16[, norm f32[K]][, bias f32[N]][, residual f32[...,M]]) -> dtype [...,M].
+    """(x [...,K], w compute[N,K] in panels[, norm f32[K]][, bias f32[N]][, residual f32[...,M]]) -> dtype [...,M].
 
     1. prologue "rms_norm": x = x * rsqrt(mean(x^2)+eps) * norm, in fp32.   "none": x as is.
     2. x is rounded to ``compute`` (x may already be in it); acc = x @ w^T, fp32.
@@ -57,8 +57,9 @@ class Gemm(Op):
         n, k = need_matrix(self.name, "w", w)
         need_float(self.name, "x", x)
         need_rank(self.name, "x", x, 1)
-        if constant_dim(self.name, x, -1) != k or w.dtype != self.compute or w.layout != "panel16":
-            raise GraphError(f"gemm: x {x} and w {w} do not fit: w must be {self.compute.value}[N,K]@panel16")
+        if constant_dim(self.name, x, -1) != k or w.dtype != self.compute or w.layout not in ("panel16", "packed12"):
+            wanted = f"{self.compute.value}[N,K]@panel16 or @packed12"
+            raise GraphError(f"gemm: x {x} and w {w} do not fit: w must be {wanted}")
         padded = 2 * -(-self.out_features // GATE_ROWS) * GATE_ROWS if self.gated else self.out_features
         if n != padded:
             raise GraphError(f"gemm: w {w} must have {padded} rows for {self.out_features} outputs, gated={self.gated}")

@@ -26,6 +26,7 @@ from . import (
     linear_to_gemm,
     merge_qkv,
     norm_residual,
+    pack_weights,
     precision,
     rms_norm,
     rope,
@@ -43,7 +44,8 @@ class PassOptions:
     """What the passes may depend on.
 
     ``dump_ir``: folder for numbered text after each pass. ``verify``: run the graph before and after each pass on
-    random inputs and compare; with weights from ``source``, or random ones where that is None.
+    random inputs and compare; with weights from ``source``, or random ones where that is None. ``reads``: which
+    layouts the targets' kernels take (see pack_weights); None leaves all weights in panel16.
     """
 
     precision: DType
@@ -51,6 +53,7 @@ class PassOptions:
     dump_ir: Path | None = None
     verify: bool = False
     source: TensorSource | None = None
+    reads: pack_weights.Reads | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,8 @@ PASSES: tuple[Pass, ...] = (
     Pass("precision", lambda graph, options: precision.apply(graph, options.precision), changes_rounding=True),
     # Weights that became equal (tied embeddings) are one tensor.
     Pass("common_weights", _plain(common_nodes.apply)),
+    # What a weight's readers are is settled.
+    Pass("pack_weights", lambda graph, options: pack_weights.apply(graph, options.source, options.reads)),
 )
 
 

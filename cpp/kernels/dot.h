@@ -22,6 +22,12 @@ struct DotBf16 {
                                  int64_t at, F32 (&acc)[M][P]) {
     __m512bh panel[P];
     for (int p = 0; p < P; ++p) panel[p] = (__m512bh)_mm512_loadu_si512(w[p] + at);
+    times(x, s, panel, acc);
+  }
+  // The same with the panels' step in registers.
+  template <int M, int P>
+  static PELTON_INLINE void times(const X* const (&x)[M], int64_t s, const __m512bh (&panel)[P],
+                                  F32 (&acc)[M][P]) {
     for (int m = 0; m < M; ++m) {
       int32_t pair;
       __builtin_memcpy(&pair, x[m] + 2 * s, sizeof pair);

@@ -1,11 +1,13 @@
 // Picking rows: of an embedding table (row-major or in weight panels), and of the step's tokens.
 #pragma once
+#include "packed12.h"
 #include "vec.h"
 #include "work.h"
 
 namespace pelton {
 
-// args: ids, table, out. C: Id, Table, Out, kRows, kWidth, kPanels (table in panel16), kScale.
+// args: ids, table, out. C: Id, Table, Out, kRows, kWidth, kPanels (table in panel16), kPacked
+// (table in packed12), kScale.
 // Work is cut into pieces of columns, so that one token also keeps several workers busy. An id
 // outside the table gives a row of NaN.
 template <class C>
@@ -33,10 +35,21 @@ struct Embedding {
 
   static PELTON_INLINE void piece(const Table* table, int64_t id, int64_t first, Out* out) {
     const int64_t end = smaller(first + kPiece, int64_t{C::kWidth});
+    const bool known = id >= 0 && id < C::kRows;
+    alignas(64) bf16 unpacked[kPiece];
+    if constexpr (C::kPacked) {
+      if (known) Packed12<C::kWidth>::row(table, id, first, end, unpacked);
+    }
     for (int64_t column = first; column < end; column += kLanes) {
       const int n = static_cast<int>(smaller<int64_t>(end - column, kLanes));
       F32 v = splat(__builtin_nanf(""));
-      if (id >= 0 && id < C::kRows) v = values(table, id, column, n);
+      if (known) {
+        if constexpr (C::kPacked) {
+          v = load_n(unpacked + (column - first), n);
+        } else {
+          v = values(table, id, column, n);
+        }
+      }
       if constexpr (C::kScale != 1.0f) v *= splat(C::kScale);
       store_n(out + column, v, n);
     }

@@ -52,16 +52,26 @@ struct VectorBlocks : VectorRows<C> {
     }
   }
 
+  // Panel p of a tile, from step `from` on.
+  PELTON_INLINE const Compute* tile_panel(int64_t group, int64_t from, int p) const {
+    return weight + (group * P + p) * kPanel + from * kAdvance;
+  }
   // Steps `from`.. of one tile.
   template <bool FIRST, bool LAST>
-  __attribute__((noinline)) void tile(const X* ready, int64_t first_row, int64_t group,
-                                      int64_t from, F32 (&sums)[M][P],
-                                      const char* const (&ahead)[kAhead]) const {
+  PELTON_INLINE void tile(const X* ready, int64_t first_row, int64_t group, int64_t from,
+                          F32 (&sums)[M][P], const char* const (&ahead)[kAhead], bool) const {
+    tile_on<FIRST, LAST>(*this, ready, first_row, group, from, sums, ahead);
+  }
+  // The same, with the panels that Blocks, which is a kind of this, has for the tile.
+  template <bool FIRST, bool LAST, class Blocks>
+  __attribute__((noinline)) void tile_on(const Blocks& blocks, const X* ready, int64_t first_row,
+                                         int64_t group, int64_t from, F32 (&sums)[M][P],
+                                         const char* const (&ahead)[kAhead]) const {
     const X* rows_of[M];
     row_block(ready, first_row, rows_of);
     for (int m = 0; m < M; ++m) rows_of[m] += from * Dot::kStep;
     const Compute* panels[P];
-    for (int p = 0; p < P; ++p) panels[p] = weight + (group * P + p) * kPanel + from * kAdvance;
+    for (int p = 0; p < P; ++p) panels[p] = blocks.tile_panel(group, from, p);
     F32 acc[M][P];
     for (int m = 0; m < M; ++m) {
       for (int p = 0; p < P; ++p) acc[m][p] = FIRST ? zero() : sums[m][p];
@@ -77,9 +87,9 @@ struct VectorBlocks : VectorRows<C> {
   }
 };
 
-template <class C>
-PELTON_INLINE void gemm(void* const* args, pelton_worker* worker, int64_t rows) {
-  VectorBlocks<C> blocks(args, rows);
+template <class Blocks>
+PELTON_INLINE void gemm_rows(Blocks& blocks, pelton_worker* worker, int64_t rows) {
+  constexpr int kTile = Blocks::M, kStream = Blocks::kStreamRows;
   const auto* ready = blocks.staged(worker);
   if (rows <= 1) {
     if (rows == 1) run_streams<1>(blocks, ready, worker);
@@ -87,13 +97,19 @@ PELTON_INLINE void gemm(void* const* args, pelton_worker* worker, int64_t rows) 
     run_streams<2>(blocks, ready, worker);
   } else if (rows <= 4) {
     run_streams<4>(blocks, ready, worker);
-  } else if (rows <= C::kTileRows) {
-    run_streams<C::kTileRows>(blocks, ready, worker);
-  } else if (rows > blocks.kStreamRows - C::kTileRows && rows <= blocks.kStreamRows) {
-    run_streams<VectorBlocks<C>::kStreamRows>(blocks, ready, worker);
+  } else if (rows <= kTile) {
+    run_streams<kTile>(blocks, ready, worker);
+  } else if (rows > kStream - kTile && rows <= kStream) {
+    run_streams<kStream>(blocks, ready, worker);
   } else {
     run_tiles(blocks, ready, worker);
   }
+}
+
+template <class C>
+PELTON_INLINE void gemm(void* const* args, pelton_worker* worker, int64_t rows) {
+  VectorBlocks<C> blocks(args, rows);
+  gemm_rows(blocks, worker, rows);
 }
 
 }  // namespace pelton

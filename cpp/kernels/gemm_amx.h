@@ -15,15 +15,6 @@ struct DotTile {
   static constexpr int kStep = kTileBf16Depth;
 };
 
-// f<0>(), f<1>(), ... f<COUNT - 1>(): the instructions take register numbers as constants.
-template <int COUNT, int I = 0, class F>
-PELTON_INLINE void each(const F& f) {
-  if constexpr (I < COUNT) {
-    f.template operator()<I>();
-    each<COUNT, I + 1>(f);
-  }
-}
-
 // kTileRows is a multiple of 16. Registers: the sums of a tile, its rows, its panels.
 template <class C>
 struct AmxBlocks : GemmRows<C, DotTile> {
@@ -178,7 +169,7 @@ struct AmxBlocks : GemmRows<C, DotTile> {
   }
   template <bool FIRST, bool LAST>
   PELTON_INLINE void tile(const X* ready, int64_t first_row, int64_t group, int64_t from,
-                          F32 (&sums)[M][P], const char* const (&ahead)[kAhead]) {
+                          F32 (&sums)[M][P], const char* const (&ahead)[kAhead], bool) {
     tile_of<R, FIRST, LAST>(ready, first_row, group, from, sums, ahead);
   }
 };

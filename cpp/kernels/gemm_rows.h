@@ -8,8 +8,9 @@
 
 namespace pelton {
 
-// What a Config C must have. Types In, Compute, Out; kN, kK, kOut; kNorm, kEps; kBias; kGated;
-// kSoftcap (0 = none); kScale; kResidual; and static F32 activation(F32). And the tactic, which
+// What a Config C must have. Types In, Compute, Out; kN, kK, kOut; kPacked: the weight's layout is
+// packed12, not panel16; kNorm, kEps; kBias; kGated; kSoftcap (0 = none); kScale; kResidual; and
+// static F32 activation(F32). And the tactic, which
 // changes no result: kTileRows, kTilePanels; kSuperRows: rows that pass by before the next group
 // of panels; kBlockSteps: steps of k done for all of these rows before the next ones.
 //
@@ -31,6 +32,8 @@ struct GemmRows {
   static constexpr int64_t kPanels = divide_up(C::kN, kLanes);
   static constexpr int kUnit = C::kGated ? 2 : 1;  // panels that make 16 outputs
   static constexpr int64_t kUnits = kPanels / kUnit;
+  static constexpr int kStreamPanels = kUnit;  // panels that a stream takes together
+  static constexpr int64_t kStreams = kPanels / kStreamPanels;
   static constexpr int64_t kRedundantRows = 4;
 
   // Rows may be used where they lie if they are in the staged type already and need no padding.
@@ -45,7 +48,8 @@ struct GemmRows {
 
   // The tactic: tiles of M rows and P panels, in groups of panels, in blocks of k.
   static constexpr int M = C::kTileRows, P = C::kTilePanels;
-  static constexpr int64_t kBlockSteps = smaller<int64_t>(C::kBlockSteps, kSteps);
+  static constexpr int64_t kBlockSteps =  // whole blocks of a packed12 weight
+      smaller<int64_t>(round_up(C::kBlockSteps, C::kPacked ? 8 / Dot::kStep : 1), kSteps);
   static constexpr bool kOneBlock = kBlockSteps == kSteps;
   static constexpr int64_t kLastSteps = kSteps - (divide_up(kSteps, kBlockSteps) - 1) * kBlockSteps;
   static constexpr int64_t kGroup = larger<int64_t>(P / kUnit, 1);  // units of a group
@@ -107,6 +111,11 @@ struct GemmRows {
       meet(worker);
       return scratch;
     }
+  }
+
+  // Where panel p of a group lies, from step `from` on, to be read ahead.
+  PELTON_INLINE const char* stored_at(int64_t group, int64_t from, int64_t p) const {
+    return reinterpret_cast<const char*>(weight + (group * P + p) * kPanel + from * kAdvance);
   }
 
   // Steps 3 to 8 for 16 outputs of one row. `first` is gate (or all there is), `second` is up.

@@ -8,10 +8,11 @@
 //
 // Blocks is a GemmRows with two more functions, for a block of rows from first_row on (those past
 // the end are not stored):
-//   stream<M>(ready, first_row, unit): M rows times one unit, all of k.
-//   tile<FIRST, LAST>(ready, first_row, group, from, sums, ahead): a tile of the tactic, the block
-//     of k from step `from` on; FIRST starts at zero, else at `sums`; LAST finishes the outputs,
-//     else `sums` are left for the next block. Meanwhile memory at `ahead` is read ahead.
+//   stream<M>(ready, first_row, number): M rows times kStreamPanels panels, all of k.
+//   tile<FIRST, LAST>(ready, first_row, group, from, sums, ahead, first): a tile of the tactic, the
+//     block of k from step `from` on; FIRST starts at zero, else at `sums`; LAST finishes the
+//     outputs, else `sums` are left for the next block. Meanwhile memory at `ahead` is read ahead.
+//     The first tile that needs a block of k of these panels is told so.
 #pragma once
 #include "gemm_rows.h"
 
@@ -20,10 +21,10 @@ namespace pelton {
 template <int M, class Blocks>
 PELTON_INLINE void run_streams(Blocks& blocks, const typename Blocks::X* ready,
                                const pelton_worker* worker) {
-  const Range mine = share(Blocks::kUnits, worker);
-  for (int64_t unit = mine.begin; unit < mine.end; ++unit) {
+  const Range mine = share(Blocks::kStreams, worker);
+  for (int64_t number = mine.begin; number < mine.end; ++number) {
     for (int64_t row = 0; row < blocks.rows; row += M) {
-      blocks.template stream<M>(ready, row, unit);
+      blocks.template stream<M>(ready, row, number);
     }
   }
 }
@@ -36,23 +37,24 @@ PELTON_INLINE void group_rows(B& blocks, const typename B::X* ready, int64_t gro
   for (int64_t from = 0; from < B::kSteps; from += B::kBlockSteps) {
     const bool last = B::kOneBlock || from + B::kBlockSteps >= B::kSteps;
     // What comes next: the following steps of these panels, or the first ones of the next group.
-    const int64_t next = last ? (smaller(group + 1, B::kGroups - 1) * P) * B::kPanel
-                              : group * P * B::kPanel + (from + B::kBlockSteps) * B::kAdvance;
+    const int64_t next_group = last ? smaller(group + 1, B::kGroups - 1) : group;
+    const int64_t next_from = last ? 0 : from + B::kBlockSteps;
     for (int64_t b = begin; b < end; ++b) {
       const char* ahead[kAhead];
       for (int a = 0; a < kAhead; ++a) {
         const int64_t panel = smaller<int64_t>((b - begin) * kAhead + a, P - 1);
-        ahead[a] = reinterpret_cast<const char*>(blocks.weight + next + panel * B::kPanel);
+        ahead[a] = blocks.stored_at(next_group, next_from, panel);
       }
+      const bool first = b == begin;
       auto& own = sums[B::kOneBlock ? 0 : b - begin];
       if constexpr (B::kOneBlock) {
-        blocks.template tile<true, true>(ready, b * M, group, 0, own, ahead);
+        blocks.template tile<true, true>(ready, b * M, group, 0, own, ahead, first);
       } else if (from == 0) {
-        blocks.template tile<true, false>(ready, b * M, group, from, own, ahead);
+        blocks.template tile<true, false>(ready, b * M, group, from, own, ahead, first);
       } else if (!last) {
-        blocks.template tile<false, false>(ready, b * M, group, from, own, ahead);
+        blocks.template tile<false, false>(ready, b * M, group, from, own, ahead, first);
       } else {
-        blocks.template tile<false, true>(ready, b * M, group, from, own, ahead);
+        blocks.template tile<false, true>(ready, b * M, group, from, own, ahead, first);
       }
     }
   }
@@ -75,9 +77,10 @@ PELTON_INLINE void run_tiles(B& blocks, const typename B::X* ready, const pelton
       if (units == B::kGroup) group_rows(blocks, ready, group, above + begin, above + end, sums);
     }
     if (!B::kTiled || units != B::kGroup) {
-      for (int64_t u = unit; u < unit + units; ++u) {
+      const int64_t stop = divide_up((unit + units) * B::kUnit, B::kStreamPanels);
+      for (int64_t number = unit * B::kUnit / B::kStreamPanels; number < stop; ++number) {
         for (int64_t b = begin; b < end; ++b) {
-          blocks.template stream<M>(ready, (above + b) * M, u);
+          blocks.template stream<M>(ready, (above + b) * M, number);
         }
       }
     }

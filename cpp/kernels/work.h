@@ -23,6 +23,15 @@ PELTON_INLINE void meet(pelton_worker* worker) {
 PELTON_INLINE constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 PELTON_INLINE constexpr int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
+// f<0>(), f<1>(), ... f<COUNT - 1>(): for what must be constants, or must stay in registers.
+template <int COUNT, int I = 0, class F>
+PELTON_INLINE void each(const F& f) {
+  if constexpr (I < COUNT) {
+    f.template operator()<I>();
+    each<COUNT, I + 1>(f);
+  }
+}
+
 template <class T>
 PELTON_INLINE constexpr T smaller(T a, T b) {
   return a < b ? a : b;

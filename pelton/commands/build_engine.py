@@ -28,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="type of weights and KV cache (default auto: the checkpoint's; bfloat16 for a quantised GGUF file)",
     )
     parser.add_argument(
+        "--weight-packing",
+        choices=["auto", "off"],
+        default="auto",
+        help="store bfloat16 matrices in 12 bits an element, no value changed, where all targets can read it (default)",
+    )
+    parser.add_argument(
         "--trust-remote-code",
         action="store_true",
         help="run the Python code that comes with the checkpoint, where transformers lacks the architecture",
@@ -113,6 +119,7 @@ def execute(arguments: argparse.Namespace) -> int:
         arguments.output,
         target=arguments.target or ["host"],
         dtype=arguments.dtype,
+        weight_packing=arguments.weight_packing,
         verify=arguments.verify,
         golden=arguments.golden,
         trust_remote_code=arguments.trust_remote_code,

@@ -52,11 +52,18 @@ def describe(engine: EngineFile) -> dict[str, Any]:
         for spec in engine.tensors.values()
     ]
     weights = sum(spec.nbytes for spec in engine.tensors.values())
+    packed = [spec for spec in engine.tensors.values() if spec.layout == "packed12"]
     size = engine.path.stat().st_size
     document: dict[str, Any] = {
         "engine": str(engine.path),
         "identity": engine.identity,
-        "bytes": {"file": size, "weights": weights, "other": size - weights},
+        "bytes": {
+            "file": size,
+            "weights": weights,
+            "other": size - weights,
+            "packed12": sum(spec.nbytes for spec in packed),
+            "packed12_elements": sum(math.prod(spec.shape) for spec in packed),
+        },
         "manifest": msgspec.to_builtins(engine.manifest),
         "report": _report(engine),
         "plans": {},
@@ -146,6 +153,13 @@ def _print(document: dict[str, Any], *, tensors: bool) -> None:
     )
     weights, other = sizes["weights"] / 1e6, sizes["other"] / 1e6
     print_line(console, f"precision  {model['dtype']}; weights {weights:.1f} MB, all else {other:.2f} MB")
+    if sizes["packed12"]:
+        packed, plain = sizes["packed12"] / 1e6, 2 * sizes["packed12_elements"] / 1e6
+        print_line(
+            console,
+            f"packing    {packed:.1f} MB of the weights in 12 bits an element, every value as it was "
+            f"(bfloat16: {plain:.1f} MB)",
+        )
     print_line(console, "ranges     " + ", ".join(f"{k} {v}" for k, v in manifest["ranges"].items()))
     for note in manifest["notes"]:
         print_line(console, f"note       {note}")

@@ -40,6 +40,7 @@ class CpuEmbedding(WrittenKernel):
                 "kRows": constant(table.shape[0]),
                 "kWidth": constant(table.shape[1]),
                 "kPanels": table.layout == "panel16",
+                "kPacked": table.layout == "packed12",
                 "kScale": op.scale,
             },
         )

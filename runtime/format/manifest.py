@@ -13,7 +13,7 @@ from .dtypes import DType
 from .plan import Ranges
 
 #: Version of the file format and of every struct in it. A reader takes exactly its own schema.
-SCHEMA = 1
+SCHEMA = 2
 
 _Count = Annotated[int, Meta(ge=1, le=1 << 40)]
 _TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]

@@ -198,7 +198,7 @@ def _pack_exceptions(codes: Array, highs: Array, numbers: Array, exceptions: Arr
     """List the elements whose code is _ABSENT, ``numbers`` [panels, 2] of them, and make their code 0."""
     # Ten times as fast as np.nonzero of four axes.
     panel, block, half, place = np.unravel_index(np.flatnonzero(codes == _ABSENT), codes.shape)
-    entries = block << 15 | _place_to_position(place) << 8 | highs[panel, block, half, place]
+    entries = block << 15 | place << 8 | highs[panel, block, half, place]
     codes[panel, block, half, place] = 0
     # In order of halves and of entries, an entry's slot is its rank in its half.
     order = np.lexsort((entries, half, panel))
@@ -220,18 +220,8 @@ def _unpack_group(panels: Array, out: Array) -> None:
 
     panel, half, slot = np.nonzero(exceptions != UNUSED)
     entries = exceptions[panel, half, slot].astype(np.int64)
-    block, place = entries >> 15, _position_to_place(entries >> 8 & 127)
+    block, place = entries >> 15, entries >> 8 & 127
     if (block >= k // BLOCK_K).any():
         raise BuildError(f"a packed12 weight of depth {k} has an exception in block {block.max()}; it is damaged")
     places[panel, block, half, place] = places[panel, block, half, place] & 0xFF | (entries & 0xFF) << 8
     _words(out, count)[...] = places.view(np.uint32).reshape(count, -1, 2, 2, 4, 2, 4)
-
-
-def _place_to_position(place: Array) -> Array:
-    """Positions (word of the row, column, which of the pair) of places (see above): bits 3 and 4..5 change sides."""
-    return place & 0b1000111 | (place & 0b0001000) << 2 | (place & 0b0110000) >> 1
-
-
-def _position_to_place(position: Array) -> Array:
-    """The inverse of ``_place_to_position``."""
-    return position & 0b1000111 | (position & 0b0100000) >> 2 | (position & 0b0011000) << 1

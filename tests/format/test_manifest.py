@@ -39,7 +39,7 @@ def test_round_trip_and_fixed_bytes() -> None:
         (("ranges", "max_seq_len"), -4, "ranges.max_seq_len is not positive"),
         (("targets",), {}, r"\$.targets"),
         (("provenance",), {"a": 1}, r"\$.provenance"),
-        (("schema",), 7, "schema 7, not 1"),
+        (("schema",), 7, "schema 7, not 2"),
     ],
 )
 def test_damaged_field_is_named(where: tuple[str, ...], value: Any, message: str) -> None:

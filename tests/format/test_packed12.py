@@ -56,7 +56,7 @@ def packed_slowly(matrix: Array) -> bytes | None:
                 if high in table:
                     blocks[at + 128 + q] |= table.index(high) << (4 if j >= 2 else 0)
                 else:
-                    exceptions[half].append((depth // 8) << 15 | (32 * j + i) << 8 | high)
+                    exceptions[half].append((depth // 8) << 15 | (64 * (j // 2) + q) << 8 | high)
         out += bytes(table) + bytes(48)
         for found in exceptions:
             if len(found) > capacity - 1:

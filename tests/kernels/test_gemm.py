@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -13,6 +14,7 @@ from pelton.builder.ops.base import StepContext
 from pelton.builder.ops.fused import Gemm
 from pelton.plugins.gemm.cpu import CpuGemm, GemmTactic
 from pelton.runtime.format.dtypes import DType
+from pelton.runtime.format.panels import pack
 from pelton.runtime.format.tensor_type import TensorType
 
 from .harness import (
@@ -50,6 +52,25 @@ class Case:
                 types.append(TensorType(F32, shape))
         self.call = make_call(self.op, *types)
         self.packed = pack_panel16(weight)
+
+    def in_packed12(self) -> Case:
+        """The same on a weight of 12 bits an element."""
+        other = copy.copy(self)
+        x, w, *rest = self.call.inputs
+        other.call = dataclasses.replace(self.call, inputs=(x, dataclasses.replace(w, layout="packed12"), *rest))
+        other.packed = pack(self.arrays[1], "packed12")
+        return other
+
+    def with_odd_values(self, count: int) -> Case:
+        """``count`` weights of any size at all, in places that a few outputs and one block of k have most of."""
+        rng = np.random.default_rng(count)
+        n, k = self.arrays[1].shape
+        for i in range(count):
+            row = rng.integers(n) if i % 2 else rng.choice([0, n - 1])
+            column = rng.integers(k) if i % 3 else rng.choice([0, k - 1, rng.integers(8, 16)])
+            self.arrays[1][row, column] = rng.standard_normal() * 10.0 ** rng.integers(-30, 3)
+        self.packed = pack_panel16(self.arrays[1])
+        return self
 
     def operands(self, rows: slice) -> list[np.ndarray]:
         x, w, *rest = self.arrays
@@ -119,6 +140,51 @@ def test_every_candidate_gives_the_same_bits(name: str, sku: str) -> None:
     for variant in chosen.kernel.variants(case.call, chosen.target):
         for rows in (1, 5, 9, 13, 16, 17, 24, 67):
             assert bits(case.run(sku, slice(0, rows), 2, variant.tactic)) == bits(whole[:rows]), (variant, rows)
+
+
+PACKED_CASES = {
+    "residual": Case(64, 96, 67, BF16, BF16, F32, residual=True).with_odd_values(5),
+    "half_a_panel": Case(50, 136, 67, F32, BF16, BF16, bias=True, activation="gelu_tanh").with_odd_values(12),
+    "gated": Case(
+        72, 128, 67, F32, BF16, BF16, prologue="rms_norm", eps=1e-6, activation="silu", gated=True
+    ).with_odd_values(20),
+    "crowded": Case(48, 1024, 67, BF16, BF16, F32).with_odd_values(60),
+    "no_exceptions": Case(40, 64, 67, BF16, BF16, F32),
+    "blocks_of_k": Case(176, 3208, 67, BF16, BF16, F32, softcap=30.0).with_odd_values(300),
+    "one_block": Case(17, 8, 67, BF16, BF16, F32),
+}
+
+
+@pytest.mark.isa("avx512_bf16")
+@pytest.mark.parametrize("name", PACKED_CASES)
+def test_packed_weights_give_the_same_bits(name: str) -> None:
+    """Of any count of rows, by any number of workers, under any tactic: what panel16 gives."""
+    case, sku = PACKED_CASES[name], "x86-64-v4+vnni+bf16"
+    packed = case.in_packed12()
+    whole = case.run(sku, slice(0, 67))
+    tactics = [None, GemmTactic(6, 4, 16, 1000), GemmTactic(4, 2, 8, 5), GemmTactic(12, 2, 256, 33)]
+    for tactic in tactics:
+        for rows in (1, 2, 3, 4, 5, 8, 9, 12, 13, 16, 17, 24, 33, 67):
+            got = packed.run(sku, slice(0, rows), 1 + rows % 3, tactic)
+            assert bits(got) == bits(whole[:rows]), (tactic, rows)
+
+
+@pytest.mark.isa("avx512_bf16")
+def test_a_forged_list_of_exceptions_does_no_harm() -> None:
+    """Only values change, whatever the list says: its blocks may be out of order or beyond the last."""
+    case, sku = PACKED_CASES["crowded"].in_packed12(), "x86-64-v4+vnni+bf16"
+    lists = case.packed.view(np.uint32).reshape(len(case.packed), -1)[:, 16 : 16 + 2 * 48]
+    for forged in (np.uint32(0xFFFF0000), np.uint32(7 << 15 | 127 << 8), np.arange(96, dtype=np.uint32)[::-1] << 15):
+        lists[...] = forged
+        for rows in (1, 16, 67):
+            assert case.run(sku, slice(0, rows)).shape == (rows, 48)
+
+
+def test_packed_weights_need_the_bf16_dot_product() -> None:
+    case = PACKED_CASES["one_block"].in_packed12()
+    for name in ("x86-64-v3", "x86-64-v4"):
+        with pytest.raises(NoKernelError, match="w in panel16, got"):
+            compiled(case.call, name)
 
 
 def test_tactics_fit_the_caches() -> None:

@@ -11,6 +11,7 @@ import pytest
 from pelton.builder.ops.base import Op, StepContext
 from pelton.builder.ops.fused import Embedding, GatherRows, KVWrite, QKVRopeWrite, RMSNorm, Rope, RopeTable
 from pelton.runtime.format.dtypes import DType
+from pelton.runtime.format.panels import pack
 from pelton.runtime.format.tensor_type import TensorType
 
 from .harness import (
@@ -183,6 +184,21 @@ def test_embedding(layout: str, width: int, table: DType, out: DType, scale: flo
     stored = pack_panel16(rows) if layout == "panel16" else rows
     for workers in (1, 2, 9):
         (got,) = run(ids, stored, step=Inputs(6), workers=workers)
+        assert bits(got) == bits(reference(op, ids, rows)[0])
+
+
+@SKUS
+@pytest.mark.parametrize("width", [8, 640])
+def test_embedding_from_a_packed_table(width: int, sku: str) -> None:
+    rng = np.random.default_rng(width)
+    rows = random_array(rng, (50, width), BF16)
+    for row, column in ((0, 0), (0, width - 1), (16, 3), (49, width // 2), (49, width // 2 + 1)):
+        rows[row, column] = 10.0 ** rng.integers(-30, 30)
+    ids = np.array([0, 49, 16, 15, 31, 7, 48], np.int32)
+    op = Embedding(F32, 2.0)
+    run = compiled(make_call(op, TensorType(I32, ("T",)), TensorType(BF16, (50, width), "packed12")), sku)
+    for workers in (1, 3):
+        (got,) = run(ids, pack(rows, "packed12"), step=Inputs(len(ids)), workers=workers)
         assert bits(got) == bits(reference(op, ids, rows)[0])
 
 

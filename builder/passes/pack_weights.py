@@ -1,0 +1,42 @@
+"""Matrices that every reader takes so are stored in 12 bits an element (layout packed12), where no value is lost.
+
+What is read from memory for each token is a quarter less then. Whether a matrix fits is known from its values alone,
+so each is looked at once; one that does not stays in panel16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...runtime.errors import BuildError
+from ...runtime.format.panels import pack_type
+from ...runtime.format.tensor_source import TensorSource
+from ...runtime.format.tensor_type import TensorType
+from ...runtime.format.weight_eval import expr_type, fits
+from ...runtime.format.weight_expr import Pack
+from ..graph import Graph, Node, Value
+
+LAYOUT = "packed12"
+
+#: Whether some kernel of every target takes a node with operands of these types.
+Reads = Callable[[Node, Sequence[TensorType]], bool]
+
+
+def apply(graph: Graph, source: TensorSource | None, reads: Reads | None) -> None:
+    """Does nothing where it is not known which kernels there will be, or what the values are."""
+    if source is None or reads is None:
+        return
+    readers = graph.users()
+    for value, expr in graph.weights.items():
+        if not isinstance(expr, Pack) or expr.layout != "panel16":
+            continue
+        try:
+            packed = pack_type(expr_type(expr.x), LAYOUT)
+        except BuildError:  # not bf16, or a depth that the layout does not take
+            continue
+        if all(_takes(reads, node, value, packed) for node in readers[value]) and fits(expr.x, source, LAYOUT):
+            value.type, graph.weights[value] = packed, Pack(expr.x, LAYOUT)
+
+
+def _takes(reads: Reads, node: Node, value: Value, packed: TensorType) -> bool:
+    return reads(node, [packed if operand is value else operand.type for operand in node.inputs])

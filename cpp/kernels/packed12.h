@@ -1,0 +1,128 @@
+// Weights of layout packed12 (docs/engine_format.md): bf16 in 12 bits, every value as it was.
+//
+// A panel has 32 outputs in two halves. 16 high bytes are named by 4 bits each (its table); an
+// element with another high byte is an exception, listed with its place. Blocks of 8 values of k
+// follow: for each half two lines of low bytes and one of names.
+#pragma once
+#include "vec.h"
+#include "work.h"
+
+namespace pelton {
+
+inline constexpr int kPackedOutputs = 32, kPackedDepth = 8;
+inline constexpr int64_t kPackedHalf = 192, kPackedBlock = 2 * kPackedHalf;
+
+// An entry of a list of exceptions. Unused ones name a block that there never is. The place is that
+// of the low byte in the half's two lines.
+struct Exception {
+  static PELTON_INLINE int64_t block(uint32_t entry) { return entry >> 15; }
+  static PELTON_INLINE int place(uint32_t entry) { return entry >> 8 & 127; }
+  static PELTON_INLINE uint8_t high(uint32_t entry) { return entry & 255; }
+};
+
+// Where things lie in a panel with K values of k for each output.
+template <int64_t K>
+struct Packed12 {
+  static_assert(K > 0 && K < 1 << 20 && K % kPackedDepth == 0);
+  static constexpr int64_t kBlocks = K / kPackedDepth;
+  static constexpr int64_t kTable = 64;
+  static constexpr int64_t kCapacity = round_up(K / 32 + 1, 16);  // exceptions of a half
+  static constexpr int64_t kFirstBlock = kTable + 2 * kCapacity * sizeof(uint32_t);
+  static constexpr int64_t kBytes = kFirstBlock + kBlocks * kPackedBlock;
+
+  static PELTON_INLINE const uint32_t* exceptions(const uint8_t* panel, int64_t half) {
+    return reinterpret_cast<const uint32_t*>(panel + kTable) + half * kCapacity;
+  }
+
+  // Where an element of a half is in a block: pairs of k go by four, four columns of one pair at a
+  // time, so that 16 bytes hold those of two pairs.
+  static PELTON_INLINE int place_of(int64_t column, int64_t k) {
+    const int64_t pair = k / 2, i = 2 * column + k % 2;
+    return static_cast<int>(pair / 2 * 64 + i / 8 * 16 + pair % 2 * 8 + i % 8);
+  }
+
+  // Values k = first .. end - 1 of one output of a weight; first is a multiple of kPackedDepth.
+  static PELTON_INLINE void row(const void* weight, int64_t output, int64_t first, int64_t end,
+                                bf16* out) {
+    const auto* panel = static_cast<const uint8_t*>(weight) + output / kPackedOutputs * kBytes;
+    const int64_t half = output % kPackedOutputs / kLanes, column = output % kLanes;
+    const uint8_t* blocks = panel + kFirstBlock + half * kPackedHalf;
+    for (int64_t k = first; k < end; ++k) {
+      const uint8_t* block = blocks + k / kPackedDepth * kPackedBlock;
+      const int place = place_of(column, k % kPackedDepth);
+      const int name = block[128 + place % 64] >> place / 64 * 4 & 15;
+      out[k - first].bits = static_cast<uint16_t>(panel[name] << 8 | block[place]);
+    }
+    const uint32_t* entry = exceptions(panel, half);
+    for (const uint32_t* stop = entry + kCapacity; entry < stop; ++entry) {
+      const int64_t from = Exception::block(*entry) * kPackedDepth;
+      if (from >= end) break;
+      for (int64_t k = larger(from, first); k < smaller(from + kPackedDepth, end); ++k) {
+        if (place_of(column, k - from) != Exception::place(*entry)) continue;
+        uint16_t& bits = out[k - first].bits;
+        bits = static_cast<uint16_t>(Exception::high(*entry) << 8 | (bits & 255));
+      }
+    }
+  }
+};
+
+#if defined(__AVX512BW__)
+// One half of a panel, whose blocks are read in ascending order.
+template <int64_t K>
+class PackedHalf {
+  using Layout = Packed12<K>;
+
+ public:
+  PELTON_INLINE PackedHalf() = default;
+  PELTON_INLINE PackedHalf(const uint8_t* panel, int half, int64_t from = 0)
+      : blocks_(panel + Layout::kFirstBlock + half * kPackedHalf),
+        next_(Layout::exceptions(panel, half)),
+        end_(next_ + Layout::kCapacity),
+        table_(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(panel)))) {
+    while (next_ < end_ && Exception::block(*next_) < from) ++next_;
+    seek();
+  }
+
+  PELTON_INLINE const uint8_t* block(int64_t number) const {
+    return blocks_ + number * kPackedBlock;
+  }
+
+  // Four vectors of pairs of k [16][2], as panel16 has them.
+  PELTON_INLINE void read(int64_t number, __m512i (&pairs)[4]) {
+    const uint8_t* from = block(number);
+    const __m512i names = _mm512_loadu_si512(from + 128), nibble = _mm512_set1_epi8(15);
+    const __m512i codes[2] = {names, _mm512_srli_epi16(names, 4)};
+    __m512i high[2];
+    for (int i = 0; i < 2; ++i) {
+      high[i] = _mm512_shuffle_epi8(table_, _mm512_and_si512(codes[i], nibble));
+    }
+    if (__builtin_expect(number == special_, 0)) mend(high);
+    for (int i = 0; i < 2; ++i) {
+      const __m512i low = _mm512_loadu_si512(from + 64 * i);
+      pairs[2 * i] = _mm512_unpacklo_epi8(low, high[i]);
+      pairs[2 * i + 1] = _mm512_unpackhi_epi8(low, high[i]);
+    }
+  }
+
+ private:
+  PELTON_INLINE void seek() { special_ = next_ < end_ ? Exception::block(*next_) : -1; }
+
+  PELTON_INLINE void mend(__m512i (&high)[2]) {
+    for (; next_ < end_ && Exception::block(*next_) == special_; ++next_) {
+      const int place = Exception::place(*next_);
+      const uint64_t byte = uint64_t{1} << place % 64;
+      const char value = static_cast<char>(Exception::high(*next_));
+      high[0] = _mm512_mask_set1_epi8(high[0], place < 64 ? byte : 0, value);
+      high[1] = _mm512_mask_set1_epi8(high[1], place < 64 ? 0 : byte, value);
+    }
+    seek();
+  }
+
+  const uint8_t* blocks_;
+  const uint32_t *next_, *end_;
+  int64_t special_;  // the next block with an exception
+  __m512i table_;
+};
+#endif
+
+}  // namespace pelton
