@@ -20,19 +20,21 @@ struct DotBf16 {
   template <int M, int P>
   static PELTON_INLINE void step(const X* const (&x)[M], int64_t s, const W* const (&w)[P],
                                  int64_t at, F32 (&acc)[M][P]) {
-    __m512bh panel[P];
-    for (int p = 0; p < P; ++p) panel[p] = (__m512bh)_mm512_loadu_si512(w[p] + at);
+    I32 panel[P];
+    for (int p = 0; p < P; ++p) panel[p] = load_int(reinterpret_cast<const int32_t*>(w[p] + at));
     times(x, s, panel, acc);
   }
-  // The same with the panels' step in registers.
+  // The same with the panels' pairs in registers.
   template <int M, int P>
-  static PELTON_INLINE void times(const X* const (&x)[M], int64_t s, const __m512bh (&panel)[P],
+  static PELTON_INLINE void times(const X* const (&x)[M], int64_t s, const I32 (&panel)[P],
                                   F32 (&acc)[M][P]) {
     for (int m = 0; m < M; ++m) {
       int32_t pair;
       __builtin_memcpy(&pair, x[m] + 2 * s, sizeof pair);
       const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
-      for (int p = 0; p < P; ++p) acc[m][p].v = _mm512_dpbf16_ps(acc[m][p].v, both, panel[p]);
+      for (int p = 0; p < P; ++p) {
+        acc[m][p].v = _mm512_dpbf16_ps(acc[m][p].v, both, (__m512bh)panel[p].v);
+      }
     }
   }
   // Store 32 values as a staged row has them (the dot product takes subnormals for zero anyway, so
@@ -54,12 +56,14 @@ struct DotPair {
   static constexpr int kStep = 2;
   static PELTON_INLINE void widen_pair(const W* w, F32* even, F32* odd) {
     if constexpr (__is_same(W, bf16)) {
-      const I32 raw = load_int(reinterpret_cast<const int32_t*>(w));
-      *even = from_bits(shift_left<16>(raw));
-      *odd = from_bits(raw & splat_int(static_cast<int32_t>(0xffff0000u)));
+      widen_pair(load_int(reinterpret_cast<const int32_t*>(w)), even, odd);
     } else {
       load_half_pairs(&w->bits, even, odd);
     }
+  }
+  static PELTON_INLINE void widen_pair(I32 pairs, F32* even, F32* odd) {  // of bf16
+    *even = from_bits(shift_left<16>(pairs));
+    *odd = from_bits(pairs & splat_int(static_cast<int32_t>(0xffff0000u)));
   }
   template <int M, int P>
   static PELTON_INLINE void step(const X* const (&x)[M], int64_t s, const W* const (&w)[P],
@@ -67,9 +71,26 @@ struct DotPair {
     for (int p = 0; p < P; ++p) {
       F32 even, odd;
       widen_pair(w[p] + at, &even, &odd);
-      for (int m = 0; m < M; ++m) acc[m][p] = fma(splat(x[m][2 * s]), even, acc[m][p]);
-      for (int m = 0; m < M; ++m) acc[m][p] = fma(splat(x[m][2 * s + 1]), odd, acc[m][p]);
+      add(x, s, even, odd, p, acc);
     }
+  }
+  // The same with the panels' pairs, bf16, in registers.
+  template <int M, int P>
+  static PELTON_INLINE void times(const X* const (&x)[M], int64_t s, const I32 (&panel)[P],
+                                  F32 (&acc)[M][P]) {
+    for (int p = 0; p < P; ++p) {
+      F32 even, odd;
+      widen_pair(panel[p], &even, &odd);
+      add(x, s, even, odd, p, acc);
+    }
+  }
+
+ private:
+  template <int M, int P>
+  static PELTON_INLINE void add(const X* const (&x)[M], int64_t s, F32 even, F32 odd, int p,
+                                F32 (&acc)[M][P]) {
+    for (int m = 0; m < M; ++m) acc[m][p] = fma(splat(x[m][2 * s]), even, acc[m][p]);
+    for (int m = 0; m < M; ++m) acc[m][p] = fma(splat(x[m][2 * s + 1]), odd, acc[m][p]);
   }
 };
 

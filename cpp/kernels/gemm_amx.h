@@ -1,5 +1,5 @@
-// x [rows, K] times a panel16 weight [N, K] in bf16, on tiles: 16 pairs of k of a panel are one
-// tile.
+// x [rows, K] times a weight [N, K] in bf16, on tiles: 16 pairs of k of a panel16 weight are one
+// tile; a packed12 weight is unpacked into such, a block of k at a time.
 //
 // An output's sum starts at zero and takes 32 values of k at a time, in order, whatever the shape
 // of the tiles and however many of their rows are in use; the instruction itself treats each row
@@ -19,11 +19,12 @@ struct DotTile {
 template <class C>
 struct AmxBlocks : GemmRows<C, DotTile> {
   using Rows = GemmRows<C, DotTile>;
-  using Rows::finish, Rows::finish_tile, Rows::rows, Rows::weight, Rows::M, Rows::P;
+  using Rows::finish_stream, Rows::finish_tile, Rows::rows, Rows::weight, Rows::M, Rows::P;
   using Rows::GemmRows;
   using Rows::kAdvance, Rows::kAhead, Rows::kBlockSteps, Rows::kLastSteps;
-  using Rows::kPanel, Rows::kSteps, Rows::kStride, Rows::kUnit;
+  using Rows::kPanel, Rows::kSteps, Rows::kStreamPanels, Rows::kStride;
   using typename Rows::Compute, typename Rows::X;
+  static constexpr int64_t kDepth = kTileBf16Depth;
 
   static constexpr int R = M / kTileHeight;
   static constexpr int kRowTile = R * P, kPanelTile = kRowTile + R;
@@ -38,6 +39,10 @@ struct AmxBlocks : GemmRows<C, DotTile> {
   // How many bytes a stream is read ahead: some steps. With more rows a step takes longer, and the
   // first-level cache is wanted for the rows.
   static constexpr int kNear = 4096, kFar = 8192;
+
+  // Of a packed12 weight the panels in use, or one.
+  static constexpr int64_t kUnpacked = C::kPacked ? kBlockSteps * kAdvance : 1;
+  alignas(64) Compute unpacked[P][kUnpacked];
 
   int64_t shaped = 0;  // rows that the registers are shaped for; 0: there is no configuration
 
@@ -108,31 +113,50 @@ struct AmxBlocks : GemmRows<C, DotTile> {
     }
   }
 
-  // At most MOST rows times one unit: a panel at a time.
+  // At most MOST rows times kStreamPanels panels, one at a time.
   template <int MOST>
-  __attribute__((noinline)) void stream(const X* ready, int64_t first_row, int64_t unit) {
+  __attribute__((noinline)) void stream(const X* ready, int64_t first_row, int64_t number) {
     constexpr int USED = MOST / kTileHeight;
     const int64_t count = smaller<int64_t>(rows - first_row, MOST);
     if constexpr (USED > 1) {
       if (count <= MOST - kTileHeight) {
-        return stream<MOST - kTileHeight>(ready, first_row, unit);
+        return stream<MOST - kTileHeight>(ready, first_row, number);
       }
     }
     shape(count);
-    F32 sums[MOST][kUnit];
-    for (int part = 0; part < kUnit; ++part) {
-      const Compute* panel[1] = {weight + (unit * kUnit + part) * kPanel};
-      const char* const ahead[1] = {reinterpret_cast<const char*>(panel[0]) +
-                                    (USED == 1 ? kNear : kFar)};
+    F32 sums[MOST][kStreamPanels];
+    for (int part = 0; part < kStreamPanels; ++part) {
+      const int64_t which = number * kStreamPanels + part;
       each<USED>([&]<int ROW>() { tile_zero<kSumTile<ROW, 0>>(); });
-      dot<USED, true, USED == 1 ? 3 : 2>(ready + first_row * kStride, panel, kSteps, ahead);
+      const X* from = ready + first_row * kStride;
+      if constexpr (C::kPacked) {
+        int64_t done = 0;
+        for (; done + kBlockSteps < kSteps; done += kBlockSteps, from += kBlockSteps * kDepth) {
+          add<USED, false>(from, unpacked_panel(which, done, 0), kBlockSteps);
+        }
+        add<USED, true>(from, unpacked_panel(which, done, 0), kLastSteps);
+      } else {
+        add<USED, true>(from, weight + which * kPanel, kSteps);
+      }
       each<USED>([&]<int ROW>() {
         tile_store<kSumTile<ROW, 0>>(&sums[ROW * kTileHeight][part], sizeof sums[0]);
       });
     }
-    for (int64_t m = 0; m < count; ++m) {
-      finish(sums[m][0], sums[m][kUnit - 1], unit, first_row + m);
-    }
+    finish_stream(sums, first_row, number);
+  }
+  // Steps of one panel, which is a stream if it is read as it is stored.
+  template <int USED, bool LAST>
+  static PELTON_INLINE void add(const X* from, const Compute* panel, int64_t steps) {
+    const Compute* const panels[1] = {panel};
+    const char* const ahead[1] = {reinterpret_cast<const char*>(panel) +
+                                  (USED == 1 ? kNear : kFar)};
+    dot<USED, LAST, USED == 1 ? 3 : 2>(from, panels, steps, ahead);
+  }
+  // A block of k of a packed12 panel, from step `from` on, in place `to` of the buffer.
+  PELTON_INLINE const Compute* unpacked_panel(int64_t which, int64_t from, int to) {
+    const int64_t end = smaller<int64_t>((from + kBlockSteps) * kDepth, C::kK);
+    unpack<C::kK>(weight, which, from * kDepth / kPackedDepth, end / kPackedDepth, unpacked[to]);
+    return unpacked[to];
   }
 
   // Steps `from`.. of one tile, which fills USED row tiles or fewer.
@@ -148,7 +172,9 @@ struct AmxBlocks : GemmRows<C, DotTile> {
     }
     shape(count);
     const Compute* panels[P];
-    for (int p = 0; p < P; ++p) panels[p] = weight + (group * P + p) * kPanel + from * kAdvance;
+    for (int p = 0; p < P; ++p) {
+      panels[p] = C::kPacked ? unpacked[p] : weight + (group * P + p) * kPanel + from * kAdvance;
+    }
     const auto each_sum = [](const auto& f) {
       each<USED>(
           [&]<int ROW>() { each<P>([&]<int PANEL>() { f.template operator()<ROW, PANEL>(); }); });
@@ -169,7 +195,10 @@ struct AmxBlocks : GemmRows<C, DotTile> {
   }
   template <bool FIRST, bool LAST>
   PELTON_INLINE void tile(const X* ready, int64_t first_row, int64_t group, int64_t from,
-                          F32 (&sums)[M][P], const char* const (&ahead)[kAhead], bool) {
+                          F32 (&sums)[M][P], const char* const (&ahead)[kAhead], bool first) {
+    if constexpr (C::kPacked) {
+      for (int p = 0; first && p < P; ++p) unpacked_panel(group * P + p, from, p);
+    }
     tile_of<R, FIRST, LAST>(ready, first_row, group, from, sums, ahead);
   }
 };

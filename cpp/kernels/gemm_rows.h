@@ -4,6 +4,7 @@
 #include "dot.h"
 #include "math.h"
 #include "norm.h"
+#include "packed12.h"
 #include "work.h"
 
 namespace pelton {
@@ -32,8 +33,9 @@ struct GemmRows {
   static constexpr int64_t kPanels = divide_up(C::kN, kLanes);
   static constexpr int kUnit = C::kGated ? 2 : 1;  // panels that make 16 outputs
   static constexpr int64_t kUnits = kPanels / kUnit;
-  static constexpr int kStreamPanels = kUnit;  // panels that a stream takes together
-  static constexpr int64_t kStreams = kPanels / kStreamPanels;
+  // Panels that a stream takes together; two are one of a packed12 weight.
+  static constexpr int kStreamPanels = C::kPacked ? 2 : kUnit;
+  static constexpr int64_t kStreams = divide_up(kPanels, kStreamPanels);
   static constexpr int64_t kRedundantRows = 4;
 
   // Rows may be used where they lie if they are in the staged type already and need no padding.
@@ -47,9 +49,13 @@ struct GemmRows {
                                                                       : kTight;
 
   // The tactic: tiles of M rows and P panels, in groups of panels, in blocks of k.
-  static constexpr int M = C::kTileRows, P = C::kTilePanels;
-  static constexpr int64_t kBlockSteps =  // whole blocks of a packed12 weight
-      smaller<int64_t>(round_up(C::kBlockSteps, C::kPacked ? 8 / Dot::kStep : 1), kSteps);
+  // Those of a packed12 weight go by two panels and by its blocks of k.
+  static constexpr int M = C::kTileRows, P = round_up(C::kTilePanels, C::kPacked ? 2 : 1);
+  static constexpr int kSummed = P == C::kTilePanels ? P : 1;  // panels in registers at once
+  static constexpr int64_t kStepUnit =
+      C::kPacked ? larger<int64_t>(kPackedDepth / Dot::kStep, 1) : 1;
+  static constexpr int64_t kBlockSteps =
+      smaller<int64_t>(round_up(C::kBlockSteps, kStepUnit), kSteps);
   static constexpr bool kOneBlock = kBlockSteps == kSteps;
   static constexpr int64_t kLastSteps = kSteps - (divide_up(kSteps, kBlockSteps) - 1) * kBlockSteps;
   static constexpr int64_t kGroup = larger<int64_t>(P / kUnit, 1);  // units of a group
@@ -113,9 +119,18 @@ struct GemmRows {
     }
   }
 
-  // Where panel p of a group lies, from step `from` on, to be read ahead.
+  // Where panel p of a group lies, from step `from` on, to be read ahead. (The two halves of a
+  // packed12 panel lie together: each stands for one part, and these cover a little more.)
   PELTON_INLINE const char* stored_at(int64_t group, int64_t from, int64_t p) const {
-    return reinterpret_cast<const char*>(weight + (group * P + p) * kPanel + from * kAdvance);
+    if constexpr (C::kPacked) {
+      using Layout = Packed12<C::kK>;
+      const uint8_t* at = Layout::panel(weight, (group * P + p) / 2);
+      const int64_t block = from * Dot::kStep / kPackedDepth;
+      if (block > 0) at += Layout::kFirstBlock + block * kPackedBlock;
+      return reinterpret_cast<const char*>(at) + p % 2 * (kBlockSteps * kAdvance * 2);
+    } else {
+      return reinterpret_cast<const char*>(weight + (group * P + p) * kPanel + from * kAdvance);
+    }
   }
 
   // Steps 3 to 8 for 16 outputs of one row. `first` is gate (or all there is), `second` is up.
@@ -141,7 +156,22 @@ struct GemmRows {
     store_n(out + at, v, n);
   }
 
-  // The same for a tile whose sums are complete.
+  // The same for a stream's panels.
+  template <int COUNT>
+  PELTON_INLINE void finish_stream(const F32 (&sums)[COUNT][kStreamPanels], int64_t first_row,
+                                   int64_t number) const {
+    for (int m = 0; m < COUNT && first_row + m < rows; ++m) {
+      if constexpr (C::kGated) {
+        finish(sums[m][0], sums[m][1], number, first_row + m);
+      } else {
+        for (int p = 0; p < kStreamPanels; ++p) {
+          const int64_t unit = number * kStreamPanels + p;
+          if (unit < kUnits) finish(sums[m][p], sums[m][p], unit, first_row + m);
+        }
+      }
+    }
+  }
+  // And for a tile whose sums are complete.
   PELTON_INLINE void finish_tile(const F32 (&sums)[M][P], int64_t first_row, int64_t group) const {
     for (int p = 0; p < P; p += kUnit) {
       for (int m = 0; m < M && first_row + m < rows; ++m) {

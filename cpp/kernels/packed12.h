@@ -30,6 +30,9 @@ struct Packed12 {
   static constexpr int64_t kFirstBlock = kTable + 2 * kCapacity * sizeof(uint32_t);
   static constexpr int64_t kBytes = kFirstBlock + kBlocks * kPackedBlock;
 
+  static PELTON_INLINE const uint8_t* panel(const void* weight, int64_t number) {
+    return static_cast<const uint8_t*>(weight) + number * kBytes;
+  }
   static PELTON_INLINE const uint32_t* exceptions(const uint8_t* panel, int64_t half) {
     return reinterpret_cast<const uint32_t*>(panel + kTable) + half * kCapacity;
   }
@@ -44,7 +47,7 @@ struct Packed12 {
   // Values k = first .. end - 1 of one output of a weight; first is a multiple of kPackedDepth.
   static PELTON_INLINE void row(const void* weight, int64_t output, int64_t first, int64_t end,
                                 bf16* out) {
-    const auto* panel = static_cast<const uint8_t*>(weight) + output / kPackedOutputs * kBytes;
+    const uint8_t* panel = Packed12::panel(weight, output / kPackedOutputs);
     const int64_t half = output % kPackedOutputs / kLanes, column = output % kLanes;
     const uint8_t* blocks = panel + kFirstBlock + half * kPackedHalf;
     for (int64_t k = first; k < end; ++k) {
@@ -66,19 +69,17 @@ struct Packed12 {
   }
 };
 
-#if defined(__AVX512BW__)
 // One half of a panel, whose blocks are read in ascending order.
 template <int64_t K>
 class PackedHalf {
   using Layout = Packed12<K>;
 
  public:
-  PELTON_INLINE PackedHalf() = default;
-  PELTON_INLINE PackedHalf(const uint8_t* panel, int half, int64_t from = 0)
+  PELTON_INLINE PackedHalf(const uint8_t* panel, int64_t half, int64_t from = 0)
       : blocks_(panel + Layout::kFirstBlock + half * kPackedHalf),
         next_(Layout::exceptions(panel, half)),
         end_(next_ + Layout::kCapacity),
-        table_(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(panel)))) {
+        table_(repeat_16_bytes(panel)) {
     while (next_ < end_ && Exception::block(*next_) < from) ++next_;
     seek();
   }
@@ -88,32 +89,27 @@ class PackedHalf {
   }
 
   // Four vectors of pairs of k [16][2], as panel16 has them.
-  PELTON_INLINE void read(int64_t number, __m512i (&pairs)[4]) {
-    const uint8_t* from = block(number);
-    const __m512i names = _mm512_loadu_si512(from + 128), nibble = _mm512_set1_epi8(15);
-    const __m512i codes[2] = {names, _mm512_srli_epi16(names, 4)};
-    __m512i high[2];
-    for (int i = 0; i < 2; ++i) {
-      high[i] = _mm512_shuffle_epi8(table_, _mm512_and_si512(codes[i], nibble));
-    }
+  PELTON_INLINE void read(int64_t number, I32 (&pairs)[4]) {
+    const auto* from = reinterpret_cast<const int32_t*>(block(number));
+    const I32 names = load_int(from + 32), nibble = splat_int(0x0f0f0f0f);
+    I32 high[2] = {lookup_bytes(table_, names & nibble),
+                   lookup_bytes(table_, shift_right<4>(names) & nibble)};
     if (__builtin_expect(number == special_, 0)) mend(high);
     for (int i = 0; i < 2; ++i) {
-      const __m512i low = _mm512_loadu_si512(from + 64 * i);
-      pairs[2 * i] = _mm512_unpacklo_epi8(low, high[i]);
-      pairs[2 * i + 1] = _mm512_unpackhi_epi8(low, high[i]);
+      const I32 low = load_int(from + 16 * i);
+      pairs[2 * i] = interleave_low(low, high[i]);
+      pairs[2 * i + 1] = interleave_high(low, high[i]);
     }
   }
 
  private:
   PELTON_INLINE void seek() { special_ = next_ < end_ ? Exception::block(*next_) : -1; }
 
-  PELTON_INLINE void mend(__m512i (&high)[2]) {
+  PELTON_INLINE void mend(I32 (&high)[2]) {
     for (; next_ < end_ && Exception::block(*next_) == special_; ++next_) {
       const int place = Exception::place(*next_);
-      const uint64_t byte = uint64_t{1} << place % 64;
-      const char value = static_cast<char>(Exception::high(*next_));
-      high[0] = _mm512_mask_set1_epi8(high[0], place < 64 ? byte : 0, value);
-      high[1] = _mm512_mask_set1_epi8(high[1], place < 64 ? 0 : byte, value);
+      high[0] = set_byte(high[0], place, Exception::high(*next_));
+      high[1] = set_byte(high[1], place - 64, Exception::high(*next_));
     }
     seek();
   }
@@ -121,8 +117,20 @@ class PackedHalf {
   const uint8_t* blocks_;
   const uint32_t *next_, *end_;
   int64_t special_;  // the next block with an exception
-  __m512i table_;
+  I32 table_;
 };
-#endif
+
+// Blocks first .. end - 1 of 16 outputs, those of half `number` of the weight, as panel16 has them.
+template <int64_t K>
+PELTON_INLINE void unpack(const void* weight, int64_t number, int64_t first, int64_t end,
+                          bf16* to) {
+  PackedHalf<K> half(Packed12<K>::panel(weight, number / 2), number % 2, first);
+  for (int64_t b = first; b < end; ++b) {
+    I32 pairs[4];
+    half.read(b, pairs);
+    for (int i = 0; i < 4; ++i, to += 2 * kLanes)
+      store_int(reinterpret_cast<int32_t*>(to), pairs[i]);
+  }
+}
 
 }  // namespace pelton

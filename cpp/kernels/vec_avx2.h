@@ -149,6 +149,30 @@ PELTON_INLINE Mask operator==(I32 a, I32 b) {
           _mm256_castsi256_ps(_mm256_cmpeq_epi32(a.hi, b.hi))};
 }
 
+// The 64 bytes of a vector. Lookups and interleaving stay within 16 bytes each: a table has 16
+// entries and is there four times (index: 0..15); the low or high 8 of 16 bytes of a and b take
+// turns.
+PELTON_INLINE I32 repeat_16_bytes(const void* p) {
+  const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  return {all, all};
+}
+PELTON_INLINE I32 lookup_bytes(I32 table, I32 index) {
+  return {_mm256_shuffle_epi8(table.lo, index.lo), _mm256_shuffle_epi8(table.hi, index.hi)};
+}
+PELTON_INLINE I32 interleave_low(I32 a, I32 b) {
+  return {_mm256_unpacklo_epi8(a.lo, b.lo), _mm256_unpacklo_epi8(a.hi, b.hi)};
+}
+PELTON_INLINE I32 interleave_high(I32 a, I32 b) {
+  return {_mm256_unpackhi_epi8(a.lo, b.lo), _mm256_unpackhi_epi8(a.hi, b.hi)};
+}
+PELTON_INLINE I32 set_byte(I32 a, int at, uint8_t value) {  // none if `at` is not 0..63
+  alignas(32) uint8_t bytes[64];
+  __builtin_memcpy(bytes, &a, sizeof bytes);
+  if (at >= 0 && at < 64) bytes[at] = value;
+  __builtin_memcpy(&a, bytes, sizeof bytes);
+  return a;
+}
+
 PELTON_INLINE I32 bits(F32 a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
 PELTON_INLINE F32 from_bits(I32 a) {
   return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)};

@@ -81,6 +81,22 @@ PELTON_INLINE Mask operator>(I32 a, I32 b) { return {_mm512_cmpgt_epi32_mask(a.v
 PELTON_INLINE Mask operator==(I32 a, I32 b) { return {_mm512_cmpeq_epi32_mask(a.v, b.v)}; }
 PELTON_INLINE I32 select(Mask m, I32 a, I32 b) { return {_mm512_mask_blend_epi32(m.v, b.v, a.v)}; }
 
+// The 64 bytes of a vector. Lookups and interleaving stay within 16 bytes each: a table has 16
+// entries and is there four times (index: 0..15); the low or high 8 of 16 bytes of a and b take
+// turns.
+PELTON_INLINE I32 repeat_16_bytes(const void* p) {
+  return {_mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+}
+PELTON_INLINE I32 lookup_bytes(I32 table, I32 index) {
+  return {_mm512_shuffle_epi8(table.v, index.v)};
+}
+PELTON_INLINE I32 interleave_low(I32 a, I32 b) { return {_mm512_unpacklo_epi8(a.v, b.v)}; }
+PELTON_INLINE I32 interleave_high(I32 a, I32 b) { return {_mm512_unpackhi_epi8(a.v, b.v)}; }
+PELTON_INLINE I32 set_byte(I32 a, int at, uint8_t value) {  // none if `at` is not 0..63
+  const __mmask64 one = at >= 0 && at < 64 ? uint64_t{1} << at : 0;
+  return {_mm512_mask_set1_epi8(a.v, one, static_cast<char>(value))};
+}
+
 PELTON_INLINE I32 bits(F32 a) { return {_mm512_castps_si512(a.v)}; }
 PELTON_INLINE F32 from_bits(I32 a) { return {_mm512_castsi512_ps(a.v)}; }
 PELTON_INLINE I32 to_int(F32 a) { return {_mm512_cvtps_epi32(a.v)}; }         // nearest even

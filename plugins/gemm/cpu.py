@@ -48,9 +48,8 @@ class CpuGemm:
         dot = target.sku.dot if op.compute is DType.BF16 else "none"
         if dot != self.dot:
             return f"{op.compute.value} on {target.sku.name} uses dot product {dot!r}, this kernel uses {self.dot!r}"
-        layouts = ("panel16", "packed12") if self.dot == "avx512_bf16" else ("panel16",)
-        if call.inputs[1].layout not in layouts or call.inputs[0].layout != "rows":
-            return f"needs x in rows and w in {' or '.join(layouts)}, got {call.inputs[0]} and {call.inputs[1]}"
+        if call.inputs[1].layout not in ("panel16", "packed12") or call.inputs[0].layout != "rows":
+            return f"needs x in rows and w in panel16 or packed12, got {call.inputs[0]} and {call.inputs[1]}"
         if not call.inputs[0].dtype.is_float or not op.dtype.is_float or not op.compute.is_float:
             return "takes floats only"
         return None
@@ -80,7 +79,6 @@ class CpuGemm:
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
         op = expect(Gemm, call.op)
         x, w = call.inputs[:2]
-        packed = w.layout == "packed12"
         activation = "v" if op.activation == "none" else f"pelton::{op.activation}(v)"
         config = cpp_config(
             f"{symbol}_config",
@@ -89,7 +87,7 @@ class CpuGemm:
                 "kN": constant(w.shape[0]),
                 "kK": constant(w.shape[1]),
                 "kOut": op.out_features,
-                "kPacked": packed,
+                "kPacked": w.layout == "packed12",
                 "kNorm": op.prologue == "rms_norm",
                 "kEps": op.eps,
                 "kBias": op.bias,
@@ -102,7 +100,7 @@ class CpuGemm:
             f"static PELTON_INLINE pelton::F32 activation(pelton::F32 v) {{ return {activation}; }}",
         )
         rows = cpp_count(x.shape[:-1])
-        name = "gemm_packed" if packed else "gemm_amx" if self.dot == "amx_bf16" else "gemm"
+        name = "gemm_amx" if self.dot == "amx_bf16" else "gemm"
         return cpp_kernel(symbol, f"{name}.h", f"pelton::{name}<{symbol}_config>(args, worker, {rows});", config)
 
     def _choose(self, k: int, compute: DType) -> GemmTactic | AmxTactic:

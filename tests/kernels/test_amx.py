@@ -25,7 +25,7 @@ from pelton.runtime.drivers.cpu.host import host_features
 
 from . import amx
 from .harness import BF16, F32, Inputs, bits, compiled, random_array, relative_error, target_of
-from .test_gemm import CASES, Case
+from .test_gemm import CASES, PACKED_CASES, Case
 
 pytestmark = pytest.mark.isa("avx512_bf16")
 EMULATED, TRAPPED = amx.EMULATED_AMX.name, amx.TRAPPED_AMX.name
@@ -107,10 +107,27 @@ def test_never_depends_on_the_tactic(tactic: AmxTactic) -> None:
             assert bits(_run(case, EMULATED, rows, workers, kernel)) == bits(whole[:rows]), (rows, workers)
 
 
+@pytest.mark.parametrize("name", ["half_a_panel", "gated", "blocks_of_k", "one_block"])
+def test_packed_weights_give_the_same_bits(name: str) -> None:
+    """What the same weight gives in panel16; the instructions themselves, too."""
+    case = PACKED_CASES[name]
+    packed = case.in_packed12()
+    whole = case.run(EMULATED, slice(0, 67))
+    for tactic in (None, AmxTactic(16, 2, 32, 2), AmxTactic(32, 2, 64, 7)):
+        for rows in (1, 5, 16, 17, 32, 33, 67):
+            got = packed.run(EMULATED, slice(0, rows), 1 + rows % 3, tactic)
+            assert bits(got) == bits(whole[:rows]), (tactic, rows)
+    assert tiles_in_use(packed) == 0
+    with amx.trapped_instructions():
+        got = _run(packed, TRAPPED, 40, 2, _kernel(packed, TRAPPED))
+        assert bits(got) == bits(whole[:40])
+
+
 def test_a_weight_and_rows_are_not_read_past_their_ends() -> None:
     """Operands end where an unreadable page begins."""
-    for name, rows in itertools.product(("odd_bf16", "gated_bf16", "direct_bf16"), (1, 16, 40)):
-        case = CASES[name]
+    named = [CASES[name] for name in ("odd_bf16", "gated_bf16", "direct_bf16")]
+    named += [PACKED_CASES[name].in_packed12() for name in ("half_a_panel", "residual", "one_block")]
+    for case, rows in itertools.product(named, (1, 16, 40)):
         operands = [np.ascontiguousarray(a) for a in case.operands(slice(0, rows))]
         operands[1] = case.packed
         expected = bits(case.run(EMULATED, slice(0, rows)))

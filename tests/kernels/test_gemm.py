@@ -12,7 +12,7 @@ import pytest
 from pelton.builder.kernels import NoKernelError
 from pelton.builder.ops.base import StepContext
 from pelton.builder.ops.fused import Gemm
-from pelton.plugins.gemm.cpu import CpuGemm, GemmTactic
+from pelton.plugins.gemm.cpu import AmxTactic, CpuGemm, GemmTactic
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.panels import pack
 from pelton.runtime.format.tensor_type import TensorType
@@ -76,7 +76,7 @@ class Case:
         x, w, *rest = self.arrays
         return [x[rows], w, *(a[rows] if a.ndim == 2 else a for a in rest)]
 
-    def run(self, sku: str, rows: slice, workers: int = 1, tactic: GemmTactic | None = None) -> np.ndarray:
+    def run(self, sku: str, rows: slice, workers: int = 1, tactic: GemmTactic | AmxTactic | None = None) -> np.ndarray:
         operands = [np.ascontiguousarray(a) for a in self.operands(rows)]
         operands[1] = self.packed
         kernel = None
@@ -155,36 +155,30 @@ PACKED_CASES = {
 }
 
 
-@pytest.mark.isa("avx512_bf16")
-@pytest.mark.parametrize("name", PACKED_CASES)
-def test_packed_weights_give_the_same_bits(name: str) -> None:
+@pytest.mark.parametrize(("name", "sku"), [p for name in PACKED_CASES for p in sku_params(BF16, name)])
+def test_packed_weights_give_the_same_bits(name: str, sku: str) -> None:
     """Of any count of rows, by any number of workers, under any tactic: what panel16 gives."""
-    case, sku = PACKED_CASES[name], "x86-64-v4+vnni+bf16"
+    case = PACKED_CASES[name]
     packed = case.in_packed12()
     whole = case.run(sku, slice(0, 67))
-    tactics = [None, GemmTactic(6, 4, 16, 1000), GemmTactic(4, 2, 8, 5), GemmTactic(12, 2, 256, 33)]
+    tactics = [None, GemmTactic(6, 4, 16, 1000), GemmTactic(4, 2, 8, 5), GemmTactic(5, 1, 16, 33)]
+    if sku == "sapphirerapids":
+        tactics = [None, AmxTactic(16, 2, 32, 2), AmxTactic(32, 2, 64, 7)]
     for tactic in tactics:
         for rows in (1, 2, 3, 4, 5, 8, 9, 12, 13, 16, 17, 24, 33, 67):
             got = packed.run(sku, slice(0, rows), 1 + rows % 3, tactic)
             assert bits(got) == bits(whole[:rows]), (tactic, rows)
 
 
-@pytest.mark.isa("avx512_bf16")
-def test_a_forged_list_of_exceptions_does_no_harm() -> None:
+@pytest.mark.parametrize("sku", sku_params(BF16))
+def test_a_forged_list_of_exceptions_does_no_harm(sku: str) -> None:
     """Only values change, whatever the list says: its blocks may be out of order or beyond the last."""
-    case, sku = PACKED_CASES["crowded"].in_packed12(), "x86-64-v4+vnni+bf16"
+    case = PACKED_CASES["crowded"].in_packed12()
     lists = case.packed.view(np.uint32).reshape(len(case.packed), -1)[:, 16 : 16 + 2 * 48]
     for forged in (np.uint32(0xFFFF0000), np.uint32(7 << 15 | 127 << 8), np.arange(96, dtype=np.uint32)[::-1] << 15):
         lists[...] = forged
         for rows in (1, 16, 67):
             assert case.run(sku, slice(0, rows)).shape == (rows, 48)
-
-
-def test_packed_weights_need_the_bf16_dot_product() -> None:
-    case = PACKED_CASES["one_block"].in_packed12()
-    for name in ("x86-64-v3", "x86-64-v4"):
-        with pytest.raises(NoKernelError, match="w in panel16, got"):
-            compiled(case.call, name)
 
 
 def test_tactics_fit_the_caches() -> None:
