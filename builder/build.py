@@ -36,6 +36,7 @@ from .model_info import max_positions, model_info
 from .options import BuildOptions
 from .oracle.kernels import REFERENCE_KERNELS
 from .output import check_output, report_path
+from .passes import pack_weights
 from .passes.pack_weights import Reads
 from .passes.pipeline import PassOptions, optimize
 from .progress import BuildProgress
@@ -108,6 +109,8 @@ def build(
         if tokenizer is None:
             notes.append("the checkpoint has no tokenizer: the engine takes and gives token ids only")
         notes += _generic_notes(lowered)
+        if options.weight_packing == "auto":
+            notes += filter(None, [pack_weights.note(graph)])
         info = model_info(checkpoint, tokenizer, precision, ranges.max_seq_len)
         manifest = Manifest(
             schema=SCHEMA,
@@ -210,6 +213,7 @@ def _provenance(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, str]
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,
+        "weight_packing": options.weight_packing,
     }
 
 

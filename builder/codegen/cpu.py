@@ -26,7 +26,8 @@ _COMPILE = (
     # Kernels are vectorised by hand. g++ 12's vectoriser fuses a * b - c * d to fmaddsub in spite of -ffp-contract=off.
     *("-fno-tree-vectorize", "-fno-tree-slp-vectorize"),
     # Nothing that calls into a library or differs from run to run:
-    *("-fno-stack-protector", "-fno-threadsafe-statics", "-fno-asynchronous-unwind-tables", "-U_FORTIFY_SOURCE"),
+    *("-fno-stack-protector", "-fno-stack-clash-protection", "-fno-threadsafe-statics"),
+    *("-fno-asynchronous-unwind-tables", "-U_FORTIFY_SOURCE"),
     *("-fcf-protection=none", "-fno-ident", "-g0", "-w"),
 )
 _LINK = (

@@ -43,7 +43,7 @@ class ResolveTokens(Op):
 @register
 @dataclass(frozen=True)
 class Embedding(Op):
-    """(ids i32[...], table [V,H] rows or panel16) -> dtype [...,H]: table rows, times scale (in fp32) when not 1."""
+    """(ids i32[...], table [V,H] in any layout) -> dtype [...,H]: table rows, times scale (in fp32) when not 1."""
 
     name: ClassVar[str] = "embedding"
     dtype: DType

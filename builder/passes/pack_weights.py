@@ -1,7 +1,8 @@
 """Matrices that every reader takes so are stored in 12 bits an element (layout packed12), where no value is lost.
 
 What is read from memory for each token is a quarter less then. Whether a matrix fits is known from its values alone,
-so each is looked at once; one that does not stays in panel16.
+so each is looked at once; one that does not stays in panel16, as does one that would not get smaller (few outputs fill
+their panel of 32 with zeros). Tables that only an embedding reads stay row-major: a token reads one row of them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...runtime.errors import BuildError
+from ...runtime.format.dtypes import DType
 from ...runtime.format.panels import pack_type
 from ...runtime.format.tensor_source import TensorSource
 from ...runtime.format.tensor_type import TensorType
@@ -34,8 +36,22 @@ def apply(graph: Graph, source: TensorSource | None, reads: Reads | None) -> Non
             packed = pack_type(expr_type(expr.x), LAYOUT)
         except BuildError:  # not bf16, or a depth that the layout does not take
             continue
+        if packed.nbytes() >= value.type.nbytes():
+            continue
         if all(_takes(reads, node, value, packed) for node in readers[value]) and fits(expr.x, source, LAYOUT):
             value.type, graph.weights[value] = packed, Pack(expr.x, LAYOUT)
+
+
+def note(graph: Graph) -> str | None:
+    """What the build report says of bf16 matrices that were not packed; None if all were, or there are none."""
+    layouts = [value.type.layout for value in graph.weights if value.type.dtype is DType.BF16]
+    kept, packed = layouts.count("panel16"), layouts.count(LAYOUT)
+    if not kept:
+        return None
+    return (
+        f"{kept} of {kept + packed} matrices stay in 16 bits an element: in 12 their values do not fit, or they would"
+        " be no smaller, or a target cannot read them"
+    )
 
 
 def _takes(reads: Reads, node: Node, value: Value, packed: TensorType) -> bool:

@@ -29,7 +29,8 @@ struct AmxBlocks : GemmRows<C, DotTile> {
   static constexpr int R = M / kTileHeight;
   static constexpr int kRowTile = R * P, kPanelTile = kRowTile + R;
   static_assert(__is_same(Compute, bf16) && M % kTileHeight == 0);
-  static_assert(kPanelTile + P <= kTileRegisters);
+  static_assert(kPanelTile + P <= kTileRegisters,
+                "too many tiles; panels of a packed12 weight go by two");
   template <int ROW, int PANEL>
   static constexpr int kSumTile = ROW * P + PANEL;
 
@@ -132,11 +133,13 @@ struct AmxBlocks : GemmRows<C, DotTile> {
       if constexpr (C::kPacked) {
         int64_t done = 0;
         for (; done + kBlockSteps < kSteps; done += kBlockSteps, from += kBlockSteps * kDepth) {
-          add<USED, false>(from, unpacked_panel(which, done, 0), kBlockSteps);
+          unpack_panel(which, done, 0);
+          add<USED, false>(from, unpacked[0], kBlockSteps, 0);
         }
-        add<USED, true>(from, unpacked_panel(which, done, 0), kLastSteps);
+        unpack_panel(which, done, 0);
+        add<USED, true>(from, unpacked[0], kLastSteps, 0);
       } else {
-        add<USED, true>(from, weight + which * kPanel, kSteps);
+        add<USED, true>(from, weight + which * kPanel, kSteps, USED == 1 ? kNear : kFar);
       }
       each<USED>([&]<int ROW>() {
         tile_store<kSumTile<ROW, 0>>(&sums[ROW * kTileHeight][part], sizeof sums[0]);
@@ -144,19 +147,18 @@ struct AmxBlocks : GemmRows<C, DotTile> {
     }
     finish_stream(sums, first_row, number);
   }
-  // Steps of one panel, which is a stream if it is read as it is stored.
+  // Steps of one panel; what lies `distance` bytes further is read ahead.
   template <int USED, bool LAST>
-  static PELTON_INLINE void add(const X* from, const Compute* panel, int64_t steps) {
+  static PELTON_INLINE void add(const X* from, const Compute* panel, int64_t steps, int distance) {
     const Compute* const panels[1] = {panel};
-    const char* const ahead[1] = {reinterpret_cast<const char*>(panel) +
-                                  (USED == 1 ? kNear : kFar)};
+    const char* const ahead[1] = {reinterpret_cast<const char*>(panel) + distance};
     dot<USED, LAST, USED == 1 ? 3 : 2>(from, panels, steps, ahead);
   }
-  // A block of k of a packed12 panel, from step `from` on, in place `to` of the buffer.
-  PELTON_INLINE const Compute* unpacked_panel(int64_t which, int64_t from, int to) {
+  // A block of k of a packed12 panel, from step `from` on, to place `to` of the buffer.
+  PELTON_INLINE void unpack_panel(int64_t which, int64_t from, int to) {
     const int64_t end = smaller<int64_t>((from + kBlockSteps) * kDepth, C::kK);
-    unpack<C::kK>(weight, which, from * kDepth / kPackedDepth, end / kPackedDepth, unpacked[to]);
-    return unpacked[to];
+    unpack<C::kK, kNear>(weight, which, from * kDepth / kPackedDepth, end / kPackedDepth,
+                         unpacked[to]);
   }
 
   // Steps `from`.. of one tile, which fills USED row tiles or fewer.
@@ -197,7 +199,7 @@ struct AmxBlocks : GemmRows<C, DotTile> {
   PELTON_INLINE void tile(const X* ready, int64_t first_row, int64_t group, int64_t from,
                           F32 (&sums)[M][P], const char* const (&ahead)[kAhead], bool first) {
     if constexpr (C::kPacked) {
-      for (int p = 0; first && p < P; ++p) unpacked_panel(group * P + p, from, p);
+      for (int p = 0; first && p < P; ++p) unpack_panel(group * P + p, from, p);
     }
     tile_of<R, FIRST, LAST>(ready, first_row, group, from, sums, ahead);
   }

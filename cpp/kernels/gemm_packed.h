@@ -25,6 +25,7 @@ struct PackedBlocks : VectorBlocks<C> {
   static constexpr int kNear = 1536, kFar = 12288;
   static constexpr int kBothHalves = sizeof(X) == sizeof(Compute) ? 8 : 2;
 
+  // On the stack, as the sums are: a block's panels take three eighths of L2 (tactics.py).
   alignas(64) Compute unpacked[P][kBlockSteps * kAdvance];
 
   // acc[m][h] += block `number` of row m and half h; the block is kept, unpacked, in `kept`.

@@ -30,7 +30,7 @@ struct VectorBlocks : VectorRows<C> {
     for (int m = 0; m < M; ++m) rows_of[m] = ready + smaller(first + m, rows - 1) * kStride;
   }
 
-  // M rows (those past the end repeat the last one and are not stored) times one unit.
+  // M rows (those past the end repeat the last one and are not stored) times one panel.
   template <int M>
   PELTON_INLINE void stream_panel(const X* const (&rows_of)[M], int64_t number,
                                   F32 (&acc)[M][1]) const {
@@ -40,6 +40,7 @@ struct VectorBlocks : VectorRows<C> {
     clear(acc);
     dot_block<Dot, kAdvance>(rows_of, panel, kSteps, acc, ahead);
   }
+  // The same times one unit.
   template <int M>
   __attribute__((noinline)) void stream(const X* ready, int64_t first_row, int64_t unit) const {
     const X* rows_of[M];

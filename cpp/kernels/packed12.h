@@ -121,15 +121,20 @@ class PackedHalf {
 };
 
 // Blocks first .. end - 1 of 16 outputs, those of half `number` of the weight, as panel16 has them.
-template <int64_t K>
+// Meanwhile as many are read ahead, AHEAD bytes from there.
+template <int64_t K, int64_t AHEAD>
 PELTON_INLINE void unpack(const void* weight, int64_t number, int64_t first, int64_t end,
                           bf16* to) {
   PackedHalf<K> half(Packed12<K>::panel(weight, number / 2), number % 2, first);
   for (int64_t b = first; b < end; ++b) {
     I32 pairs[4];
+    for (int64_t line = 0; line < kPackedHalf; line += 64) {
+      __builtin_prefetch(half.block(b) + AHEAD + line, 0, 2);
+    }
     half.read(b, pairs);
-    for (int i = 0; i < 4; ++i, to += 2 * kLanes)
+    for (int i = 0; i < 4; ++i, to += 2 * kLanes) {
       store_int(reinterpret_cast<int32_t*>(to), pairs[i]);
+    }
   }
 }
 

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weight-packing",
         choices=["auto", "off"],
         default="auto",
-        help="store bfloat16 matrices in 12 bits an element, no value changed, where all targets can read it (default)",
+        help="auto (default): bfloat16 matrices of products take 12 bits an element, no value changed; off: 16",
     )
     parser.add_argument(
         "--trust-remote-code",

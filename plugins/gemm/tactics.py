@@ -18,8 +18,9 @@ class GemmTactic:
 
     Up to ``tile_rows`` rows, and as many as a tile has sums, stream the panels instead (cpp/kernels/gemm.h).
 
-    ``tile_rows`` x ``tile_panels`` vectors of 16 outputs are accumulated in registers. The panels of a tile stay in
-    the L2 cache for ``super_rows`` rows, ``block_steps`` steps of the dot product at a time.
+    ``tile_rows`` x ``tile_panels`` vectors of 16 outputs are accumulated in registers. (Panels of a packed12 weight go
+    by two: of an odd ``tile_panels`` one after another.) The panels of a tile stay in the L2 cache for ``super_rows``
+    rows, ``block_steps`` steps of the dot product at a time.
     """
 
     tile_rows: int
@@ -60,6 +61,8 @@ class GemmTactic:
 @dataclass(frozen=True)
 class AmxTactic:
     """The same on tiles: ``tile_rows`` / 16 x ``tile_panels`` tiles of sums, 32 values of k in a step.
+
+    For a packed12 weight ``tile_panels`` must be even.
 
     The sums, a tile of rows for each 16 rows and one of each panel must fit the eight registers.
     """

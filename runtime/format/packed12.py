@@ -180,7 +180,7 @@ def _pack_group(rows: Array, out: Array) -> None:
     if numbers.max() > room:
         raise LayoutOverflow(
             f"16 outputs of depth {k} have {numbers.max()} values outside the 16 most frequent high bytes, and layout"
-            f" packed12 has room for {room}; build with this weight in panel16"
+            f" packed12 has room for {room}"
         )
     codes = np.repeat(_codes(members), 2, axis=0).reshape(-1)[index]
 

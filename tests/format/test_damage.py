@@ -15,6 +15,7 @@ from pelton.runtime.errors import EngineFormatError
 from pelton.runtime.format.container import EngineFile, EngineWriter, TensorSpec
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.hash_tree import LEAF, LeafHasher
+from pelton.runtime.format.manifest import SCHEMA
 
 from .engines import KEY, SPECS, manifest, plan, sections, write
 
@@ -164,10 +165,12 @@ def test_closed_engine_reads_nothing(path: Path) -> None:
 
 
 def test_newer_schema_says_upgrade(tmp_path: Path) -> None:
-    path = write(tmp_path / "new.engine", schema=2, pelton_version="9.0")
-    with pytest.raises(EngineFormatError, match=r"schema '2' \(written by pelton 9.0\).*pip install -U pelton"):
+    path = write(tmp_path / "new.engine", schema=SCHEMA + 1, pelton_version="9.0")
+    with pytest.raises(
+        EngineFormatError, match=rf"schema '{SCHEMA + 1}' \(written by pelton 9.0\).*pip install -U pelton"
+    ):
         EngineFile.open(path)
-    path = write(tmp_path / "old.engine", schema=0)
+    path = write(tmp_path / "old.engine", schema=SCHEMA - 1)
     with pytest.raises(EngineFormatError, match="build it again"):
         EngineFile.open(path)
 

@@ -105,7 +105,7 @@ def test_bytes_are_as_defined(matrix: Array) -> None:
     fitting = all(fits_packed12(matrix[start : start + 32]) for start in range(0, len(matrix), 32))
     assert fitting == fits_packed12(matrix) == (expected is not None)
     if expected is None:
-        with pytest.raises(LayoutOverflow, match="has room for 15; build with this weight in panel16"):
+        with pytest.raises(LayoutOverflow, match="has room for 15"):
             pack(matrix, "packed12")
         return
     type_ = TensorType(DType.BF16, matrix.shape, "packed12")
@@ -192,7 +192,7 @@ def test_overflow_can_be_caught_and_names_the_tensor() -> None:
     assert source.released == "w"
     assert fits(leaf, source, "panel16")
     assert not fits(Source("w", (32, 9), DType.BF16), source, "packed12")
-    with pytest.raises(LayoutOverflow, match="cannot make a weight from w: .*build with this weight in panel16"):
+    with pytest.raises(LayoutOverflow, match="cannot make a weight from w: .*has room for"):
         list(evaluate_chunks(Pack(leaf, "packed12"), source))
     with pytest.raises(BuildError, match="cannot work on a packed weight"):
         fits(Pack(leaf, "panel16"), source, "packed12")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import itertools
-import mmap
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +21,7 @@ from pelton.plugins.gemm.tactics import TILE_DEPTH, AmxTactic
 from pelton.runtime.drivers.cpu.host import host_features
 
 from . import amx
-from .harness import BF16, F32, Inputs, bits, compiled, random_array, relative_error, target_of
+from .harness import BF16, F32, GuardedArrays, Inputs, bits, compiled, random_array, relative_error, target_of
 from .test_gemm import CASES, PACKED_CASES, Case
 
 pytestmark = pytest.mark.isa("avx512_bf16")
@@ -135,35 +132,6 @@ def test_a_weight_and_rows_are_not_read_past_their_ends() -> None:
             placed = [guarded(a) if i < 2 else a for i, a in enumerate(operands)]
             got = compiled(case.call, EMULATED)(*placed, step=Inputs(rows), workers=2)[0]
         assert bits(got) == expected
-
-
-class GuardedArrays:
-    """``guarded(array)``: a copy whose last byte is the last readable one."""
-
-    def __init__(self) -> None:
-        self._maps: list[tuple[int, int]] = []
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._libc.mmap.restype = ctypes.c_void_p
-
-    def __enter__(self) -> Callable[[np.ndarray], np.ndarray]:
-        return self._place
-
-    def __exit__(self, *_: object) -> None:
-        for address, size in self._maps:
-            self._libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
-
-    def _place(self, array: np.ndarray) -> np.ndarray:
-        size = -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        arguments = (mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, ctypes.c_long(0))
-        address = self._libc.mmap(None, ctypes.c_size_t(size + mmap.PAGESIZE), *arguments)
-        assert address not in (None, ctypes.c_void_p(-1).value)
-        self._maps.append((address, size + mmap.PAGESIZE))
-        end = ctypes.c_void_p(address + size)
-        assert self._libc.mprotect(end, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
-        memory = (ctypes.c_uint8 * array.nbytes).from_address(address + size - array.nbytes)
-        placed = np.frombuffer(memory, np.uint8).view(array.dtype).reshape(array.shape)
-        placed[...] = array
-        return placed
 
 
 def test_the_instructions_themselves_give_the_emulations_bits() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from .harness import (
     BF16,
     F16,
     F32,
+    GuardedArrays,
     Inputs,
     bits,
     compiled,
@@ -68,7 +70,7 @@ class Case:
         for i in range(count):
             row = rng.integers(n) if i % 2 else rng.choice([0, n - 1])
             column = rng.integers(k) if i % 3 else rng.choice([0, k - 1, rng.integers(8, 16)])
-            self.arrays[1][row, column] = rng.standard_normal() * 10.0 ** rng.integers(-30, 3)
+            self.arrays[1][row, column] = rng.standard_normal() * 10.0 ** rng.integers(-44, 3)
         self.packed = pack_panel16(self.arrays[1])
         return self
 
@@ -142,6 +144,19 @@ def test_every_candidate_gives_the_same_bits(name: str, sku: str) -> None:
             assert bits(case.run(sku, slice(0, rows), 2, variant.tactic)) == bits(whole[:rows]), (variant, rows)
 
 
+def full_list() -> Case:
+    """As many exceptions in one half of a panel as its list holds (15), and the table full of other bytes."""
+    case = Case(32, 480, 67, BF16, BF16, F32)
+    weight = np.where(case.arrays[1] > 0, np.float32(1), np.float32(-1.5))
+    for i in range(14):
+        weight[16:, 7 * i : 7 * i + 2] = 2.0 ** (4 * i + 4)
+    for i in range(15):
+        weight[i, 450 + i] = 2.0 ** (-4 * i - 4)
+    case.arrays[1] = weight.astype(BF16.numpy)
+    case.packed = pack_panel16(case.arrays[1])
+    return case
+
+
 PACKED_CASES = {
     "residual": Case(64, 96, 67, BF16, BF16, F32, residual=True).with_odd_values(5),
     "half_a_panel": Case(50, 136, 67, F32, BF16, BF16, bias=True, activation="gelu_tanh").with_odd_values(12),
@@ -151,6 +166,7 @@ PACKED_CASES = {
     "crowded": Case(48, 1024, 67, BF16, BF16, F32).with_odd_values(60),
     "no_exceptions": Case(40, 64, 67, BF16, BF16, F32),
     "blocks_of_k": Case(176, 3208, 67, BF16, BF16, F32, softcap=30.0).with_odd_values(300),
+    "full_list": full_list(),
     "one_block": Case(17, 8, 67, BF16, BF16, F32),
 }
 
@@ -161,13 +177,36 @@ def test_packed_weights_give_the_same_bits(name: str, sku: str) -> None:
     case = PACKED_CASES[name]
     packed = case.in_packed12()
     whole = case.run(sku, slice(0, 67))
-    tactics = [None, GemmTactic(6, 4, 16, 1000), GemmTactic(4, 2, 8, 5), GemmTactic(5, 1, 16, 33)]
+    tactics: list[GemmTactic | AmxTactic | None] = [None]
     if sku == "sapphirerapids":
-        tactics = [None, AmxTactic(16, 2, 32, 2), AmxTactic(32, 2, 64, 7)]
+        tactics += [AmxTactic(16, 2, 32, 2), AmxTactic(32, 2, 64, 7)]
+    elif name in ("half_a_panel", "gated", "blocks_of_k"):
+        tactics += [
+            GemmTactic(6, 4, 16, 1000),
+            GemmTactic(4, 2, 8, 5),
+            GemmTactic(3, 3, 9, 6),
+            GemmTactic(5, 1, 16, 33),
+        ]
     for tactic in tactics:
         for rows in (1, 2, 3, 4, 5, 8, 9, 12, 13, 16, 17, 24, 33, 67):
             got = packed.run(sku, slice(0, rows), 1 + rows % 3, tactic)
             assert bits(got) == bits(whole[:rows]), (tactic, rows)
+
+
+def test_a_full_list_is_full() -> None:
+    lists = PACKED_CASES["full_list"].in_packed12().packed.view(np.uint32).reshape(1, -1)[0, 16:48]
+    assert [(lists[half * 16 :][:16] != 0xFFFFFFFF).sum() for half in (0, 1)] == [15, 0]
+
+
+@pytest.mark.parametrize("sku", sku_params(BF16))
+def test_a_packed_weight_is_not_read_past_its_end(sku: str) -> None:
+    for name, rows in itertools.product(("half_a_panel", "gated", "one_block"), (1, 8, 16, 40)):
+        case = PACKED_CASES[name].in_packed12()
+        operands = [np.ascontiguousarray(a) for a in case.operands(slice(0, rows))]
+        with GuardedArrays() as guarded:
+            operands[1] = guarded(case.packed)
+            got = compiled(case.call, sku)(*operands, step=Inputs(rows), workers=2)[0]
+        assert bits(got) == bits(case.run(sku, slice(0, rows)))
 
 
 @pytest.mark.parametrize("sku", sku_params(BF16))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pelton.builder.graph import Graph, Node
-from pelton.builder.ops.fused import Embedding
+from pelton.builder.ops.fused import Embedding, Gemm
 from pelton.builder.passes import pack_weights
 from pelton.builder.passes.differential import RandomSource
 from pelton.builder.passes.pipeline import PassOptions, optimize
@@ -17,6 +17,7 @@ from pelton.builder.verifier import verify
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.tensor_type import TensorType
 from pelton.runtime.format.weight_eval import expr_type
+from pelton.runtime.format.weight_expr import Pack, Source
 from tests.builder.tiny_engines import RANGES, imported, tiny_checkpoint
 
 BF16, F16, F32 = DType.BF16, DType.F16, DType.F32
@@ -29,6 +30,10 @@ def everything(node: Node, types: Sequence[TensorType]) -> bool:
 def layouts(graph: Graph) -> dict[str, str]:
     """Of each matrix, by name."""
     return {value.name: value.type.layout for value in graph.weights if value.type.rank == 2}
+
+
+def graph_layers(graph: Graph) -> int:
+    return sum("down_proj" in name for name in layouts(graph))
 
 
 def optimized(dtype: DType = BF16) -> Graph:
@@ -79,12 +84,31 @@ def test_all_readers_must_take_it() -> None:
     assert {type_.layout for _, type_ in asked} == {"packed12"}
 
 
-def test_values_that_do_not_fit_stay() -> None:
+def test_values_that_do_not_fit_stay_and_the_report_says_so() -> None:
+    graph = optimized()
+    pack_weights.apply(graph, RandomSource(graph), everything)
+    assert pack_weights.note(graph) is None
     graph = optimized()
     pack_weights.apply(graph, OneOddWeight(graph), everything)
+    count = len(layouts(graph))
+    assert f"{graph_layers(graph)} of {count} matrices stay in 16 bits" in (pack_weights.note(graph) or "")
     stayed = {name for name, layout in layouts(graph).items() if layout == "panel16"}
     assert stayed == {name for name in layouts(graph) if "down_proj" in name}
     assert stayed
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "layout"),
+    [(16, 512, "panel16"), (48, 512, "panel16"), (64, 8, "panel16"), (64, 512, "packed12"), (80, 512, "packed12")],
+)
+def test_what_would_not_be_smaller_stays(n: int, k: int, layout: str) -> None:
+    graph = Graph()
+    x = graph.add_input("x", TensorType(BF16, ("T", k)))
+    source = Source("w", (n, k), BF16)
+    weight = graph.add_weight("w", TensorType(BF16, (n, k), "panel16"), Pack(source, "panel16"))
+    graph.outputs = graph.append(Gemm(n, BF16, F32), [x, weight])
+    pack_weights.apply(graph, RandomSource(graph), everything)
+    assert weight.type.layout == layout
 
 
 def test_nothing_is_packed_blindly() -> None:
