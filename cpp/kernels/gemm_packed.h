@@ -86,6 +86,7 @@ struct PackedBlocks : VectorBlocks<C> {
     } else {
       // One half after the other, and the next panel is read ahead meanwhile, half of it each time.
       const uint8_t* next = from + Layout::kBytes;
+      read_ahead<Layout::kFirstBlock>(next + Layout::kBlocks * kPackedBlock);
       each<2>([&]<int HALF>() {
         Half half[1] = {Half(from, HALF)};
         F32 acc[M][1];
