@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -175,12 +176,10 @@ class Trial:
 
     def _values(self, type_: TensorType) -> np.ndarray:
         """The storage of random values, which repeat: weights of a size that keeps sums near one."""
-        shape = type_.storage_shape() if type_.layout != "packed12" else type_.max_shape({})
-        count = int(np.prod(shape))
-        k = 1 if type_.layout == "rows" else type_.max_shape({})[1]
-        values = self._rng.standard_normal(min(count, _PERIOD), np.float32) * np.float32(k**-0.5)
-        array = np.resize(values.astype(type_.dtype.numpy), shape)
-        return pack(array, type_.layout) if type_.layout == "packed12" else array  # not any bytes are such a weight
+        shape = type_.max_shape({})
+        k = 1 if type_.layout == "rows" else shape[1]
+        values = self._rng.standard_normal(min(math.prod(shape), _PERIOD), np.float32) * np.float32(k**-0.5)
+        return pack(np.resize(values.astype(type_.dtype.numpy), shape), type_.layout)
 
     def _buffers(self, target: Target, variants: Sequence[Kernel]) -> tuple[tuple[Buffer, ...], int]:
         """An output for each variant, and scratch for the one that is running."""

@@ -8,13 +8,12 @@ their panel of 32 with zeros). Tables that only an embedding reads stay row-majo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from ...runtime.errors import BuildError
 from ...runtime.format.dtypes import DType
-from ...runtime.format.panels import pack_type
 from ...runtime.format.tensor_source import TensorSource
-from ...runtime.format.tensor_type import TensorType
-from ...runtime.format.weight_eval import expr_type, fits
+from ...runtime.format.tensor_type import TensorType, layout_problem
+from ...runtime.format.weight_eval import fits
 from ...runtime.format.weight_expr import Pack
 from ..graph import Graph, Node, Value
 
@@ -32,11 +31,8 @@ def apply(graph: Graph, source: TensorSource | None, reads: Reads | None) -> Non
     for value, expr in graph.weights.items():
         if not isinstance(expr, Pack) or expr.layout != "panel16":
             continue
-        try:
-            packed = pack_type(expr_type(expr.x), LAYOUT)
-        except BuildError:  # not bf16, or a depth that the layout does not take
-            continue
-        if packed.nbytes() >= value.type.nbytes():
+        packed = replace(value.type, layout=LAYOUT)
+        if layout_problem(packed) or packed.nbytes() >= value.type.nbytes():
             continue
         if all(_takes(reads, node, value, packed) for node in readers[value]) and fits(expr.x, source, LAYOUT):
             value.type, graph.weights[value] = packed, Pack(expr.x, LAYOUT)

@@ -197,9 +197,9 @@ struct AmxBlocks : GemmRows<C, DotTile> {
   }
   template <bool FIRST, bool LAST>
   PELTON_INLINE void tile(const X* ready, int64_t first_row, int64_t group, int64_t from,
-                          F32 (&sums)[M][P], const char* const (&ahead)[kAhead], bool first) {
+                          F32 (&sums)[M][P], const char* const (&ahead)[kAhead], bool fresh) {
     if constexpr (C::kPacked) {
-      for (int p = 0; first && p < P; ++p) unpack_panel(group * P + p, from, p);
+      for (int p = 0; fresh && p < P; ++p) unpack_panel(group * P + p, from, p);
     }
     tile_of<R, FIRST, LAST>(ready, first_row, group, from, sums, ahead);
   }

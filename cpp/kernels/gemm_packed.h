@@ -105,12 +105,12 @@ struct PackedBlocks : VectorBlocks<C> {
   PELTON_INLINE const Compute* tile_panel(int64_t, int64_t, int p) const { return unpacked[p]; }
   template <bool FIRST, bool LAST>
   PELTON_INLINE void tile(const X* ready, int64_t first_row, int64_t group, int64_t from,
-                          F32 (&sums)[M][P], const char* const (&ahead)[kAhead], bool first) {
-    if (first) return first_tile<FIRST, LAST>(ready, first_row, group, from, sums, ahead);
+                          F32 (&sums)[M][P], const char* const (&ahead)[kAhead], bool fresh) {
+    if (fresh) return fresh_tile<FIRST, LAST>(ready, first_row, group, from, sums, ahead);
     Base::template tile_on<FIRST, LAST>(*this, ready, first_row, group, from, sums, ahead);
   }
   template <bool FIRST, bool LAST>
-  __attribute__((noinline)) void first_tile(const X* ready, int64_t first_row, int64_t group,
+  __attribute__((noinline)) void fresh_tile(const X* ready, int64_t first_row, int64_t group,
                                             int64_t from, F32 (&sums)[M][P],
                                             const char* const (&ahead)[kAhead]) {
     constexpr int H = M <= kBothHalves ? 2 : 1;

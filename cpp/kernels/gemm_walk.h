@@ -9,10 +9,10 @@
 // Blocks is a GemmRows with two more functions, for a block of rows from first_row on (those past
 // the end are not stored):
 //   stream<M>(ready, first_row, number): M rows times kStreamPanels panels, all of k.
-//   tile<FIRST, LAST>(ready, first_row, group, from, sums, ahead, first): a tile of the tactic, the
+//   tile<FIRST, LAST>(ready, first_row, group, from, sums, ahead, fresh): a tile of the tactic, the
 //     block of k from step `from` on; FIRST starts at zero, else at `sums`; LAST finishes the
 //     outputs, else `sums` are left for the next block. Meanwhile memory at `ahead` is read ahead.
-//     The first tile that needs a block of k of these panels is told so.
+//     fresh: no tile before this one needed this block of k of these panels.
 #pragma once
 #include "gemm_rows.h"
 
@@ -45,16 +45,16 @@ PELTON_INLINE void group_rows(B& blocks, const typename B::X* ready, int64_t gro
         const int64_t panel = smaller<int64_t>((b - begin) * kAhead + a, P - 1);
         ahead[a] = blocks.stored_at(next_group, next_from, panel);
       }
-      const bool first = b == begin;
+      const bool fresh = b == begin;
       auto& own = sums[B::kOneBlock ? 0 : b - begin];
       if constexpr (B::kOneBlock) {
-        blocks.template tile<true, true>(ready, b * M, group, 0, own, ahead, first);
+        blocks.template tile<true, true>(ready, b * M, group, 0, own, ahead, fresh);
       } else if (from == 0) {
-        blocks.template tile<true, false>(ready, b * M, group, from, own, ahead, first);
+        blocks.template tile<true, false>(ready, b * M, group, from, own, ahead, fresh);
       } else if (!last) {
-        blocks.template tile<false, false>(ready, b * M, group, from, own, ahead, first);
+        blocks.template tile<false, false>(ready, b * M, group, from, own, ahead, fresh);
       } else {
-        blocks.template tile<false, true>(ready, b * M, group, from, own, ahead, first);
+        blocks.template tile<false, true>(ready, b * M, group, from, own, ahead, fresh);
       }
     }
   }

@@ -203,6 +203,7 @@ OPTIONS = [
     ("--target z80", "unknown target 'z80'; choose from host"),
     ("--target cpu:", "unknown target"),
     ("--dtype int3", "invalid choice: 'int3'"),
+    ("--weight-packing 8", "invalid choice: '8'"),
     ("--max_batch_size 8 --max_num_tokens 4", "--max-num-tokens 4 is under --max-batch-size 8"),
     ("--max-seq-len 257", "over the model's longest sequence, 256"),
     ("--opt-num-tokens 4096", "--opt-num-tokens 4096 is over --max-num-tokens 2048"),

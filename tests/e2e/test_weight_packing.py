@@ -12,19 +12,14 @@ from safetensors.numpy import load_file, save_file
 
 import pelton
 from pelton.builder.target import CPU_SKUS
-from pelton.cli import main
-from pelton.runtime.drivers.cpu.host import host_features
+from pelton.cli import build_engine_main, main
+from pelton.runtime.errors import BuildError
 from pelton.runtime.format.container import EngineFile
 from tests.e2e.conftest import ESSAY
+from tests.kernels.harness import host_skus
 
 PARAMS = pelton.SamplingParams(temperature=0.9, seed=3, max_tokens=24, logprobs=5, ignore_eos=True)
 SKU = "x86-64-v4+vnni+bf16"
-
-
-@pytest.fixture(scope="module")
-def host() -> set[str]:
-    """The SKUs that this CPU runs."""
-    return {name for name, sku in CPU_SKUS.items() if set(sku.features) <= host_features()}
 
 
 def weights(engine: Path) -> list[bytes]:
@@ -72,12 +67,8 @@ def test_all_targets_of_a_file_read_the_same_weights(tiny: Callable[..., Path], 
     assert answers(several, [[5, 6, 7]]) == answers(plain, [[5, 6, 7]])
 
 
-@pytest.mark.parametrize("sku", ["x86-64-v3", "x86-64-v4", SKU])
-def test_every_target_says_the_same(
-    sku: str, tiny: Callable[..., Path], engines: Callable[..., Path], host: set[str]
-) -> None:
-    if sku not in host:
-        pytest.skip(f"this CPU does not run {sku}")
+@pytest.mark.parametrize("sku", host_skus())
+def test_every_target_says_the_same(sku: str, tiny: Callable[..., Path], engines: Callable[..., Path]) -> None:
     folder = tiny("qwen3", dtype="bfloat16")
     prompts = [[5, 6, 7, 8], [9], list(range(20, 60))]
     packed, plain = engines(folder, target=sku), engines(folder, target=sku, weight_packing="off")
@@ -88,6 +79,14 @@ def test_every_target_says_the_same(
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_other_types_stay(dtype: str, tiny: Callable[..., Path], engines: Callable[..., Path]) -> None:
     assert "packed12" not in layouts(engines(tiny("llama"), target="x86-64-v3", dtype=dtype))
+
+
+def test_the_flag(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    folder, out = tiny("llama", dtype="bfloat16"), tmp_path / "off.engine"
+    assert build_engine_main([str(folder), "-o", str(out), "--weight-packing", "off", "--no-golden", "-q"]) == 0
+    assert "packed12" not in layouts(out)
+    with pytest.raises(BuildError, match="--weight-packing 'on' is not one of auto, off"):
+        pelton.build(folder, out, weight_packing="on")
 
 
 def test_inspect_says_what_was_saved(
