@@ -1,7 +1,8 @@
 """AMX on CPUs without it: two test-only SKUs, and a model of the tile dot product in exact arithmetic.
 
 ``EMULATED_AMX`` compiles the tile instructions as plain C++ (cpp/kernels/amx_emulated.h). ``TRAPPED_AMX`` compiles the
-instructions themselves; each raises SIGILL here, and the handler of cpp/tests/amx_trap.cpp does its work.
+instructions themselves; without AMX each raises SIGILL, and the handler of cpp/tests/amx_trap.cpp does its work. On a
+CPU with AMX they run as they are, so the same tests hold the silicon against the emulation.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pelton._core import request_tile_permission
 from pelton.builder.target import CPU_SKUS, Sku
+from pelton.runtime.drivers.cpu.host import host_features
 
+HAS_TILES = set(CPU_SKUS["sapphirerapids"].features) <= host_features()
 ROOT = Path(__file__).resolve().parents[2]
 _BF16 = CPU_SKUS["x86-64-v4+vnni+bf16"]
 _REAL = CPU_SKUS["sapphirerapids"]
@@ -54,9 +58,13 @@ def trap() -> ctypes.CDLL:
 
 
 @contextmanager
-def trapped_instructions() -> Iterator[ctypes.CDLL]:
-    """Tile instructions work while this is open, in threads that do not block SIGILL."""
+def tile_instructions() -> Iterator[ctypes.CDLL]:
+    """While open, tile instructions work: the CPU's own, or, trapped, in threads that do not block SIGILL."""
     library = trap()
+    if HAS_TILES:
+        request_tile_permission()
+        yield library
+        return
     assert library.amx_trap_install() == 0
     try:
         yield library
