@@ -1,4 +1,4 @@
-"""Options and fixtures of all tests."""
+"""Options, fixtures and marks of all tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from pelton.runtime.drivers.cpu.host import host_features
 
 # The same examples every time, and no time limits: machines that run tests may be busy.
 settings.register_profile("pelton", derandomize=True, deadline=None, database=None)
@@ -21,6 +23,14 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing with them")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips tests whose code this CPU cannot run, with the reason."""
+    for mark in item.iter_markers("isa"):
+        (feature,) = mark.args
+        if feature not in host_features():
+            pytest.skip(f"this CPU has no {feature}")
 
 
 @pytest.fixture
