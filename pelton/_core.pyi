@@ -142,7 +142,10 @@ class Roofs:
     def __init__(self, threads: int, cpus: Sequence[int], read_bytes: int) -> None: ...
     @staticmethod
     def instructions() -> dict[str, str]:
-        """The peaks that this CPU has ("fma_f32", "dot_bf16", "dot_int8") -> the instruction measured."""
+        """The peaks that this CPU has ("fma_f32", "dot_bf16", "dot_int8") -> the instruction measured.
+
+        Where the CPU has tiles (AMX), asks for permission to use them; if it is refused, vectors' count.
+        """
 
     def read(self, passes: int) -> list[float]:
         """Bytes a second of each pass."""

@@ -1,7 +1,11 @@
 #include "roof_loops.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
+
+#include "error.h"
+#include "tiles.h"
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -91,6 +95,70 @@ PEAK_LOOP(dot_bf16, AVX512_BF16, __m512, __m512i, _mm512_set1_epi32(0x3FC03FC0),
 PEAK_LOOP(dot_int8, AVX512_VNNI, __m512i, __m512i, _mm512_set1_epi8(3), _mm512_set1_epi8(-5),
           _mm512_dpbusd_epi32(sum, a, b))
 
+// What LDTILECFG reads: palette 1, and by register 16 rows of 64 bytes for all eight.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+static_assert(sizeof(TileConfig) == 64);
+constexpr TileConfig kTileConfig;
+
+// An iteration is four dot products of full tiles, each into sums of its own: the unit begins one
+// every 16 cycles, and four of them are longer than its latency. Of zeros, which take as long as
+// other values. In assembly, which the compiler leaves in this order and around which it uses no
+// tiles. Released at the end: the operating system saves live tiles at every switch of the thread.
+constexpr int64_t kTileDots = 4;
+#define TILE_LOOP(name, instruction)                    \
+  void name(int64_t iterations) {                       \
+    asm volatile("ldtilecfg %0" ::"m"(kTileConfig));    \
+    asm volatile("tilezero %tmm0");                     \
+    asm volatile("tilezero %tmm1");                     \
+    asm volatile("tilezero %tmm2");                     \
+    asm volatile("tilezero %tmm3");                     \
+    asm volatile("tilezero %tmm4");                     \
+    asm volatile("tilezero %tmm5");                     \
+    asm volatile("tilezero %tmm6");                     \
+    asm volatile("tilezero %tmm7");                     \
+    for (int64_t i = 0; i < iterations; ++i) {          \
+      asm volatile(instruction " %tmm6, %tmm4, %tmm0"); \
+      asm volatile(instruction " %tmm7, %tmm4, %tmm1"); \
+      asm volatile(instruction " %tmm6, %tmm5, %tmm2"); \
+      asm volatile(instruction " %tmm7, %tmm5, %tmm3"); \
+    }                                                   \
+    asm volatile("tilerelease");                        \
+  }
+TILE_LOOP(tiles_bf16, "tdpbf16ps")
+TILE_LOOP(tiles_int8, "tdpbssd")
+
+// Operations of one iteration: 16 x 16 sums over k, each a multiplication and an addition.
+constexpr int64_t tile_operations(int64_t k) { return kTileDots * 16 * 16 * k * 2; }
+constexpr int64_t kTileIterations = 1 << 17;  // of 64 cycles each, those of vectors take 6 to 12
+
+// By CPUID, because clang 16's __builtin_cpu_supports knows no tiles.
+constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kAmxInt8 = 1u << 25;
+bool has_tiles(unsigned products) {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+  const unsigned wanted = kAmxTile | products;
+  return (d & wanted) == wanted;
+}
+
+// Asked once, so that the instruction named and the one measured are the same.
+bool tiles_granted() {
+  static const bool granted = [] {
+    try {
+      request_tile_permission();
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  }();
+  return granted;
+}
+
 #elif defined(__aarch64__)
 
 PEAK_LOOP(fma_neon, , float32x4_t, float32x4_t, vdupq_n_f32(1.5f), vdupq_n_f32(0.5f),
@@ -121,6 +189,12 @@ PeakLoop peak_loop(Peak peak) {
   }
   if (peak == Peak::kFmaF32 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     return {fma_avx2, operations(32, 1), "avx2 vfmadd231ps"};
+  }
+  if (peak == Peak::kDotBf16 && has_tiles(kAmxBf16) && tiles_granted()) {
+    return {tiles_bf16, tile_operations(32), "amx tdpbf16ps", kTileIterations};
+  }
+  if (peak == Peak::kDotInt8 && has_tiles(kAmxInt8) && tiles_granted()) {
+    return {tiles_int8, tile_operations(64), "amx tdpbssd", kTileIterations};
   }
   if (peak == Peak::kDotBf16 && __builtin_cpu_supports("avx512bf16")) {
     return {dot_bf16, operations(64, 2), "avx512 vdpbf16ps"};

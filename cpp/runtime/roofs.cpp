@@ -15,8 +15,7 @@
 namespace pelton {
 namespace {
 
-constexpr size_t kStride = 1024;          // of the reading loops
-constexpr int64_t kIterations = 1 << 20;  // of a peak's loop, a few milliseconds
+constexpr size_t kStride = 1024;  // of the reading loops
 
 double now() { return static_cast<double>(now_ns()) * 1e-9; }
 
@@ -137,8 +136,8 @@ std::vector<double> Roofs::peak(Peak peak, int passes) const {
   if (loop.run == nullptr) {
     throw Error(std::string("roofs: this CPU has no instruction for ") + peak_name(peak));
   }
-  auto rates = seconds(passes, [&](int) { loop.run(kIterations); });
-  const double operations = static_cast<double>(loop.operations * kIterations) * threads_;
+  auto rates = seconds(passes, [&](int) { loop.run(loop.iterations); });
+  const double operations = static_cast<double>(loop.operations * loop.iterations) * threads_;
   for (double& rate : rates) rate = operations / rate;
   return rates;
 }

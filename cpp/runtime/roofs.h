@@ -13,9 +13,11 @@ namespace pelton {
 // Arithmetic whose peak can be measured. An operation is a multiplication or an addition.
 enum class Peak { kFmaF32, kDotBf16, kDotInt8 };
 
-// "fma_f32", "dot_bf16" (bf16 pairs into fp32) or "dot_int8" (u8 x s8 quads into int32).
+// "fma_f32", "dot_bf16" (bf16 pairs into fp32) or "dot_int8" (quads of bytes into int32: u8 x s8 of
+// vectors, s8 x s8 of tiles).
 const char* peak_name(Peak peak);
-// The instruction that would be measured here ("avx512 vdpbf16ps"), or "" if this CPU has none.
+// The instruction that would be measured here ("avx512 vdpbf16ps", "amx tdpbf16ps"), or "" if this
+// CPU has none. Tiles count if the kernel grants them, for which it is asked.
 std::string peak_instruction(Peak peak);
 
 // Threads that each do the same work at once, pinned where ``cpus`` names a CPU for each.
