@@ -1,6 +1,7 @@
 // A tile of attention rows (some queries of some heads of one kv head) and what it does with keys
 // and values: find them, score, weigh, mix, merge. See attention.h for the grid they lie on.
 #pragma once
+#include "attention_amx.h"
 #include "attention_keys.h"
 #include "math.h"
 
@@ -9,9 +10,10 @@ namespace pelton {
 inline constexpr int kSplitKeys = 256;
 
 // C: Compute (type of q), Kv, Out; kHeads, kKvHeads, kDim, kTokens, kGroup (block table), kWindow
-// (0 = none), kScale > 0, kSoftcap (0 = none), kParts (partial results that scratch can hold); and
-// the tactic, which changes no result: kTileHeads x kTileQueries rows make a tile, of which blocks
-// of kBlockRows (kHeadRows where few are left) x kBlockPanels are in registers at a time.
+// (0 = none), kScale > 0, kSoftcap (0 = none), kParts (partial results that scratch can hold),
+// kTiles (products on tiles, else in vectors); and the tactic, which changes no result: kTileHeads
+// x kTileQueries rows make a tile, of which blocks of kBlockRows (kHeadRows where few are left) x
+// kBlockPanels are in registers at a time.
 template <class C>
 struct AttentionTile {
   using Keys = AttentionKeys<C>;
@@ -28,6 +30,7 @@ struct AttentionTile {
   static constexpr int kHeadTiles = divide_up(kHeadsPerKv, kTileHeads);
   static constexpr int kTileQueries = C::kTileQueries;
   static constexpr int kTileRows = kTileHeads * kTileQueries;
+  static constexpr int kQueryWidth = round_up(kDim, C::kTiles ? kTileBf16Depth : kLanes);
 
   // Running results of one row (a query of one head): the largest raw score, and the sum of
   // weights.
@@ -35,6 +38,8 @@ struct AttentionTile {
     float max, sum;
   };
 
+  struct NoTiles {};
+  [[no_unique_address]] typename Choose<AmxAttention, NoTiles, C::kTiles>::Type tiles;
   const pelton_step* step;
   Kv* state;
   int64_t sequence, token;  // the first query's token
@@ -44,7 +49,7 @@ struct AttentionTile {
   float part_max[kTileRows];
   State total[kTileRows];
   alignas(64) float part_sum[kTileRows][kLanes];  // sums of weights, still spread over lanes
-  alignas(64) X query[kTileRows][kWidth];
+  alignas(64) X query[kTileRows][kQueryWidth];
   alignas(64) float scores[kTileRows][kStepKeys];
   alignas(64) X weights[kTileRows][kStepKeys];
   alignas(64) float part_out[kTileRows][kWidth], total_out[kTileRows][kWidth];
@@ -71,6 +76,7 @@ struct AttentionTile {
         const int n = smaller<int>(kDim - d, kLanes);
         store_n(query[r] + d, load_n(from + d, n), n);
       }
+      for (int d = kDim; d < kQueryWidth; ++d) query[r][d] = X{};
       total[r] = {-__builtin_huge_valf(), 0.0f};
     }
     clear_part();
@@ -135,7 +141,7 @@ struct AttentionTile {
   PELTON_INLINE void score_panels(const Keys& keys, const Ahead& ahead, int first, int row,
                                   int count) {
     const X* x[M];
-    block_rows<M>(query[0], kWidth, row, count, x);
+    block_rows<M>(query[0], kQueryWidth, row, count, x);
     const Kv* key[P];
     const char* next[P];
     for (int p = 0; p < P; ++p) {
@@ -258,6 +264,29 @@ struct AttentionTile {
     mix_chunks<M, 0>(keys, ahead, row, count);
   }
 
+  // The same on tiles.
+  using TileKeys = AmxKeys<C, kStepKeys>;
+  PELTON_INLINE void score_on_tiles(const TileKeys& keys, const Ahead& ahead, int from, int to,
+                                    int row, int count) {
+    const auto of = [&]<int PANELS>(int p) {
+      tiles.template score<PANELS, TileKeys::kDepth>(query[row], sizeof query[0], keys.key + p,
+                                                     scores[row] + p * kLanes, sizeof scores[0],
+                                                     count, ahead.key + p);
+    };
+    if (to - from == kPanels - 1) return of.template operator()<kPanels>(0);
+    for (int p = from; p <= to; ++p) of.template operator()<1>(p);
+  }
+  template <int CHUNK>
+  PELTON_INLINE void mix_on_tiles(const TileKeys& keys, const Ahead& ahead, int from, int to,
+                                  int row, int count) {
+    if constexpr (CHUNK < TileKeys::kChunks) {
+      constexpr int kNow = smaller(AmxAttention::kSums, TileKeys::kChunks - CHUNK);
+      tiles.template mix<kNow>(weights[row], sizeof weights[0], keys, from, to, CHUNK,
+                               part_out[row], sizeof part_out[0], count, ahead.value);
+      mix_on_tiles<CHUNK + kNow>(keys, ahead, from, to, row, count);
+    }
+  }
+
   // work.template operator()<M>(row, rows) for blocks of rows row..row+count-1; the last may have
   // fewer than M rows.
   template <class Work>
@@ -278,11 +307,17 @@ struct AttentionTile {
 
   // Rows row..row+count-1 attend to keys first..last of the step at `base`.
   PELTON_INLINE void attend(const Ahead& ahead, int base, int first, int last, int row, int count) {
-    Keys keys;
+    typename Choose<TileKeys, Keys, C::kTiles>::Type keys;
     keys.find(step, state, sequence, kv_head, base, first, last);
-    in_blocks(row, count, [&]<int M>(int r, int n) {
-      score<M>(keys, ahead, first / kLanes, last / kLanes, r, n);
-    });
+    if constexpr (C::kTiles) {
+      tiles.in_blocks(row, count, [&](int r, int n) {
+        score_on_tiles(keys, ahead, first / kLanes, last / kLanes, r, n);
+      });
+    } else {
+      in_blocks(row, count, [&]<int M>(int r, int n) {
+        score<M>(keys, ahead, first / kLanes, last / kLanes, r, n);
+      });
+    }
     const bool full = first == 0 && last == kStepKeys - 1;
     for (int r = row; r < row + count; ++r) {
       if (full) {
@@ -291,7 +326,13 @@ struct AttentionTile {
         weigh<false>(r, first, last);
       }
     }
-    in_blocks(row, count, [&]<int M>(int r, int n) { mix<M>(keys, ahead, r, n); });
+    if constexpr (C::kTiles) {
+      tiles.in_blocks(row, count, [&](int r, int n) {
+        mix_on_tiles<0>(keys, ahead, first / kTileBf16Depth, last / kTileBf16Depth, r, n);
+      });
+    } else {
+      in_blocks(row, count, [&]<int M>(int r, int n) { mix<M>(keys, ahead, r, n); });
+    }
   }
 
   // All rows attend to their keys of one split, into `part`.

@@ -5,6 +5,7 @@
 // a row's result has the same bits in every block shape.
 #pragma once
 #include "vec.h"
+#include "work.h"
 
 namespace pelton {
 
@@ -110,15 +111,6 @@ struct DotSingle {
       for (int p = 0; p < P; ++p) acc[m][p] = fma(value, panel[p], acc[m][p]);
     }
   }
-};
-
-template <class A, class B, bool FIRST>
-struct Choose {
-  using Type = A;
-};
-template <class A, class B>
-struct Choose<A, B, false> {
-  using Type = B;
 };
 
 // The policy for a stored type, its pairing, and the type operands are rounded to.

@@ -38,15 +38,20 @@ struct GemmRows {
   static constexpr int64_t kStreams = divide_up(kPanels, kStreamPanels);
   static constexpr int64_t kRedundantRows = 4;
 
+  // A tile takes 16 rows at once: they should lie in as many sets of the first-level cache.
+  static constexpr bool kTiles = Dot::kStep >= 16;
   // Rows may be used where they lie if they are in the staged type already and need no padding.
-  static constexpr bool kDirect =
-      !C::kNorm && __is_same(In, X) && sizeof(X) == sizeof(Compute) && C::kK % Dot::kStep == 0;
-  // Elements between staged rows: whole cache lines, and never a multiple of 1 KiB (L1 sets).
+  static constexpr bool kDirect = !C::kNorm && __is_same(In, X) && sizeof(X) == sizeof(Compute) &&
+                                  C::kK % Dot::kStep == 0 &&
+                                  (!kTiles || C::kK * sizeof(X) % 512 != 0);
+  // Elements between staged rows: whole cache lines, an odd number of them for tiles, else never a
+  // multiple of 1 KiB.
   static constexpr int64_t kLineElements = 64 / sizeof(X);
   static constexpr int64_t kTight = round_up(kSteps * Dot::kStep, kLineElements);
-  static constexpr int64_t kStride = kDirect                          ? C::kK
-                                     : kTight * sizeof(X) % 1024 == 0 ? kTight + kLineElements
-                                                                      : kTight;
+  static constexpr int64_t kCrowded = kTiles ? 128 : 1024;  // bytes
+  static constexpr int64_t kStride = kDirect                              ? C::kK
+                                     : kTight * sizeof(X) % kCrowded == 0 ? kTight + kLineElements
+                                                                          : kTight;
 
   // The tactic: tiles of M rows and P panels, in groups of panels, in blocks of k.
   // Those of a packed12 weight go by two panels and by its blocks of k.

@@ -75,6 +75,7 @@ class PackedHalf {
   using Layout = Packed12<K>;
 
  public:
+  PackedHalf() = default;
   PELTON_INLINE PackedHalf(const uint8_t* panel, int64_t half, int64_t from = 0)
       : blocks_(panel + Layout::kFirstBlock + half * kPackedHalf),
         next_(Layout::exceptions(panel, half)),
@@ -91,18 +92,35 @@ class PackedHalf {
   // Four vectors of pairs of k [16][2], as panel16 has them.
   PELTON_INLINE void read(int64_t number, I32 (&pairs)[4]) {
     const auto* from = reinterpret_cast<const int32_t*>(block(number));
-    const I32 names = load_int(from + 32), nibble = splat_int(0x0f0f0f0f);
+    const I32 names = load_int(from + 32);
+    const I32 low[2] = {load_int(from), load_int(from + 16)};
+    combine(number, low, names, pairs);
+  }
+  // The same line by line in order, and with each line another is brought into the second-level
+  // cache, AHEAD bytes from there.
+  template <int64_t AHEAD>
+  PELTON_INLINE void read_in_order(int64_t number, I32 (&pairs)[4]) {
+    const uint8_t* from = block(number);
+    I32 line[3];
+    for (int i = 0; i < 3; ++i) {
+      __builtin_prefetch(from + 64 * i + AHEAD, 0, 2);
+      line[i] = load_int(reinterpret_cast<const int32_t*>(from + 64 * i));
+      stay_in_order(line[i]);
+    }
+    combine(number, {line[0], line[1]}, line[2], pairs);
+  }
+
+ private:
+  PELTON_INLINE void combine(int64_t number, const I32 (&low)[2], I32 names, I32 (&pairs)[4]) {
+    const I32 nibble = splat_int(0x0f0f0f0f);
     I32 high[2] = {lookup_bytes(table_, names & nibble),
                    lookup_bytes(table_, shift_right<4>(names) & nibble)};
     if (__builtin_expect(number == special_, 0)) mend(high);
     for (int i = 0; i < 2; ++i) {
-      const I32 low = load_int(from + 16 * i);
-      pairs[2 * i] = interleave_low(low, high[i]);
-      pairs[2 * i + 1] = interleave_high(low, high[i]);
+      pairs[2 * i] = interleave_low(low[i], high[i]);
+      pairs[2 * i + 1] = interleave_high(low[i], high[i]);
     }
   }
-
- private:
   PELTON_INLINE void seek() { special_ = next_ < end_ ? Exception::block(*next_) : -1; }
 
   PELTON_INLINE void mend(I32 (&high)[2]) {
@@ -114,28 +132,10 @@ class PackedHalf {
     seek();
   }
 
-  const uint8_t* blocks_;
-  const uint32_t *next_, *end_;
-  int64_t special_;  // the next block with an exception
-  I32 table_;
+  const uint8_t* blocks_ = nullptr;
+  const uint32_t *next_ = nullptr, *end_ = nullptr;
+  int64_t special_ = -1;  // the next block with an exception
+  I32 table_ = {};
 };
-
-// Blocks first .. end - 1 of 16 outputs, those of half `number` of the weight, as panel16 has them.
-// Meanwhile as many are read ahead, AHEAD bytes from there.
-template <int64_t K, int64_t AHEAD>
-PELTON_INLINE void unpack(const void* weight, int64_t number, int64_t first, int64_t end,
-                          bf16* to) {
-  PackedHalf<K> half(Packed12<K>::panel(weight, number / 2), number % 2, first);
-  for (int64_t b = first; b < end; ++b) {
-    I32 pairs[4];
-    for (int64_t line = 0; line < kPackedHalf; line += 64) {
-      __builtin_prefetch(half.block(b) + AHEAD + line, 0, 2);
-    }
-    half.read(b, pairs);
-    for (int i = 0; i < 4; ++i, to += 2 * kLanes) {
-      store_int(reinterpret_cast<int32_t*>(to), pairs[i]);
-    }
-  }
-}
 
 }  // namespace pelton

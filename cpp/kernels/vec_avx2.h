@@ -105,6 +105,7 @@ PELTON_INLINE I32 load_int(const int32_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
 }
+PELTON_INLINE void stay_in_order(I32& a) { asm volatile("" : "+x"(a.lo), "+x"(a.hi)); }
 PELTON_INLINE void store_int(int32_t* p, I32 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), a.hi);

@@ -57,6 +57,8 @@ PELTON_INLINE void store_masked(float* p, F32 a, Mask m) { _mm512_mask_storeu_ps
 
 PELTON_INLINE I32 splat_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
 PELTON_INLINE I32 load_int(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+// Loads that are followed by this stay in their order.
+PELTON_INLINE void stay_in_order(I32& a) { asm volatile("" : "+v"(a.v)); }
 PELTON_INLINE void store_int(int32_t* p, I32 a) { _mm512_storeu_si512(p, a.v); }
 PELTON_INLINE I32 operator+(I32 a, I32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 PELTON_INLINE I32 operator-(I32 a, I32 b) { return {_mm512_sub_epi32(a.v, b.v)}; }

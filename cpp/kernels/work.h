@@ -32,6 +32,16 @@ PELTON_INLINE void each(const F& f) {
   }
 }
 
+// The type A if FIRST, else B.
+template <class A, class B, bool FIRST>
+struct Choose {
+  using Type = A;
+};
+template <class A, class B>
+struct Choose<A, B, false> {
+  using Type = B;
+};
+
 template <class T>
 PELTON_INLINE constexpr T smaller(T a, T b) {
   return a < b ? a : b;

@@ -71,6 +71,11 @@ def _widens(op: PagedAttention, target: Target) -> bool:
     return dot == "none" and op.kv_dtype.itemsize == 2
 
 
+def _on_tiles(op: PagedAttention, target: Target) -> bool:
+    """Whether products of keys and of values are AMX's."""
+    return sku_of(target).dot == "amx_bf16" and op.kv_dtype is DType.BF16 and op.compute is DType.BF16
+
+
 @dataclass(frozen=True)
 class CpuPagedAttention:
     name: str = "cpu.paged_attention"
@@ -122,6 +127,7 @@ class CpuPagedAttention:
                 "kScale": op.scale,
                 "kSoftcap": op.softcap,
                 "kParts": self._parts(call),
+                "kTiles": _on_tiles(op, target),
                 **cpp_members(self._tactic(op, target)),
             },
         )

@@ -23,6 +23,7 @@ from ..cpu_code import (
 )
 from .tactics import TILE_DEPTH, AmxTactic, GemmTactic
 
+_AMX_TILES = {"kTileRows": 32, "kTilePanels": 2}
 _REDUNDANT_ROWS = 4  # rows that every worker stages for itself (cpp/kernels/gemm_rows.h: kRedundantRows)
 
 
@@ -68,12 +69,14 @@ class CpuGemm:
         staged = DType.F32 if self.dot == "none" else DType.BF16
         x = call.inputs[0]
         k = constant(x.shape[-1])
-        step = TILE_DEPTH if self.dot == "amx_bf16" else 1 if op.compute is DType.F32 else 2
-        if op.prologue == "none" and x.dtype == staged == op.compute and k % step == 0:
+        tiles = self.dot == "amx_bf16"
+        step = TILE_DEPTH if tiles else 1 if op.compute is DType.F32 else 2
+        spread = not tiles or k * staged.itemsize % 512 != 0  # gemm_rows.h: kDirect
+        if op.prologue == "none" and x.dtype == staged == op.compute and k % step == 0 and spread:
             return 0
         line = 64 // staged.itemsize
         stride = -(-(-(-k // step) * step) // line) * 64
-        stride += 64 if stride % 1024 == 0 else 0
+        stride += 64 if stride % (128 if tiles else 1024) == 0 else 0
         return max(MAX_WORKERS * _REDUNDANT_ROWS, _most_rows(call)) * stride
 
     def emit(self, call: KernelCall, target: Target, symbol: str) -> str:
@@ -95,6 +98,7 @@ class CpuGemm:
                 "kSoftcap": op.softcap,
                 "kScale": op.scale,
                 "kResidual": op.residual,
+                **(_AMX_TILES if self.dot == "amx_bf16" else {}),
                 **cpp_members(self.tactic or self._choose(constant(w.shape[1]), op.compute)),
             },
             f"static PELTON_INLINE pelton::F32 activation(pelton::F32 v) {{ return {activation}; }}",

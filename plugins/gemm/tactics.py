@@ -8,8 +8,8 @@ from typing import TypeVar
 from pelton.runtime.format.dtypes import DType
 
 _LINE = 64  # bytes that 16 outputs take in one step of a dot product on vectors, whatever the type
-_TILE = 1024  # bytes of a full tile: 16 outputs, 32 values of k in bf16
 TILE_DEPTH = 32  # values of k in one step on tiles
+_AMX_STEPS = 56  # of those at most in a block
 
 
 @dataclass(frozen=True)
@@ -60,35 +60,31 @@ class GemmTactic:
 
 @dataclass(frozen=True)
 class AmxTactic:
-    """The same on tiles: ``tile_rows`` / 16 x ``tile_panels`` tiles of sums, 32 values of k in a step.
+    """How a GEMM over many rows is blocked on tiles, always 2 x 2 of sums; results do not depend on it.
 
-    For a packed12 weight ``tile_panels`` must be even.
-
-    The sums, a tile of rows for each 16 rows and one of each panel must fit the eight registers.
+    ``super_rows`` pass by each pair of panels, ``block_steps`` steps of 32 values of k at a time; ``batch_pairs`` pairs
+    go by one block of k before the next block.
     """
 
-    tile_rows: int
-    tile_panels: int
     super_rows: int
     block_steps: int
+    batch_pairs: int
 
     @staticmethod
     def choose(k: int) -> AmxTactic:
-        """2 x 2 tiles of sums: each tile that is loaded serves twice. (By the model alone: never timed.)
-
-        A step then loads 4 KiB in 64 cycles, more than L2 gives: blocks of k are such that their panels, 32 KiB, stay
-        in the L1 cache (48 KiB) for all ``super_rows`` rows, and only the rows come from L2.
-        """
-        rows, panels, l1 = 32, 2, 32 << 10
+        """L2 (2 MiB) holds a block of k of the rows in 1 MiB, beside the sums and two pairs of panels."""
         steps = -(-k // TILE_DEPTH)
-        return AmxTactic(rows, panels, 256, _even_blocks(steps, l1 // (panels * _TILE)))
+        rows = 512 if steps <= _AMX_STEPS // 2 else 256
+        return AmxTactic(rows, _even_blocks(steps, _AMX_STEPS), 16)
 
     @staticmethod
     def candidates(k: int, most_rows: int) -> tuple[AmxTactic, ...]:
-        """The model's choice, then fewer or more rows, and half and twice the steps (whose panels lie in L2)."""
-        model, steps = AmxTactic.choose(k), -(-k // TILE_DEPTH)
-        blocks = (-(-model.block_steps // 2), min(2 * model.block_steps, steps))
-        others = [replace(model, block_steps=size) for size in blocks]
+        """The model's choice, then fewer or more rows, half of the steps, and half of the pairs."""
+        model = AmxTactic.choose(k)
+        others = [
+            replace(model, block_steps=-(-model.block_steps // 2)),
+            replace(model, batch_pairs=model.batch_pairs // 2),
+        ]
         return tuple(dict.fromkeys((model, *_other_rows(model, most_rows), *others)))
 
 
@@ -96,8 +92,9 @@ AnyTactic = TypeVar("AnyTactic", GemmTactic, AmxTactic)
 
 
 def _other_rows(model: AnyTactic, most_rows: int) -> list[AnyTactic]:
-    """The same with fewer and with more super rows, where there may be so many rows."""
-    return [replace(model, super_rows=n) for n in (128, 512) if min(n, model.super_rows) < most_rows]
+    """The same with half and with twice the super rows, where there may be so many rows."""
+    rows = model.super_rows
+    return [replace(model, super_rows=n) for n in (rows // 2, rows * 2) if min(n, rows) < most_rows]
 
 
 def _block_steps(k: int, compute: DType, vector_bits: int, panels: int) -> int:

@@ -16,7 +16,7 @@ from pelton.builder.tactics import NOISE, Tunable, Workload, fastest, label, tac
 from pelton.builder.target import CPU_SKUS, Target
 from pelton.plugins import KERNELS
 from pelton.plugins.attention.cpu import AttentionTactic
-from pelton.plugins.gemm.tactics import AmxTactic, GemmTactic
+from pelton.plugins.gemm.tactics import TILE_DEPTH, AmxTactic, GemmTactic
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.plan import Ranges
 from pelton.runtime.format.tensor_type import TOKEN_TYPE, TensorType
@@ -79,15 +79,21 @@ def test_attention_candidates_fit_registers(heads: int, bits: int, widened: bool
 
 
 @given(k=st.integers(1, 60000))
-def test_candidates_on_tiles_fit_registers_and_l2(k: int) -> None:
+def test_candidates_on_tiles_fit_l2(k: int) -> None:
     candidates = AmxTactic.candidates(k, 2048)
     assert candidates[0] == AmxTactic.choose(k)
     assert len(set(candidates)) == len(candidates) > 2
     for tactic in candidates:
-        row_tiles, panels = tactic.tile_rows // 16, tactic.tile_panels
-        assert row_tiles * panels + row_tiles + panels <= 8
         assert tactic.block_steps >= 1
-        assert panels * tactic.block_steps * 1024 <= 64 << 10
+        # In L2 (2 MiB): a block of k of the rows, their sums, and two pairs of panels.
+        sums = tactic.batch_pairs * tactic.super_rows * 128 if tactic.block_steps < -(-k // TILE_DEPTH) else 0
+        assert tactic.super_rows * tactic.block_steps * 64 <= 2 << 20
+        assert sums <= 1 << 20
+        assert 4 * tactic.block_steps * 1024 <= 256 << 10
+    model = candidates[0]
+    assert model.super_rows * model.block_steps * 64 <= 1 << 20
+    blocks = -(-k // TILE_DEPTH) // model.block_steps + 1
+    assert blocks * model.block_steps - -(-k // TILE_DEPTH) <= 2 * blocks
 
 
 def test_super_rows_are_varied_only_where_there_are_so_many() -> None:

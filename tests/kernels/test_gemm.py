@@ -13,6 +13,7 @@ import pytest
 from pelton.builder.kernels import NoKernelError
 from pelton.builder.ops.base import StepContext
 from pelton.builder.ops.fused import Gemm
+from pelton.builder.target import CPU_SKUS
 from pelton.plugins.gemm.cpu import AmxTactic, CpuGemm, GemmTactic
 from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.panels import pack
@@ -127,7 +128,7 @@ def test_matches_reference_and_never_depends_on_rows_or_workers(name: str, sku: 
     ids=lambda t: f"{t.tile_rows}x{t.tile_panels}-{t.super_rows}-{t.block_steps}",
 )
 def test_never_depends_on_the_tactic(name: str, tactic: GemmTactic) -> None:
-    case, sku = CASES[name], host_skus()[-1]
+    case, sku = CASES[name], [name for name in host_skus() if CPU_SKUS[name].dot != "amx_bf16"][-1]
     whole = case.run(sku, slice(0, 67))
     for rows, workers in ((67, 1), (67, 3), (9, 2), (20, 2), (5, 1)):
         assert bits(case.run(sku, slice(0, rows), workers, tactic)) == bits(whole[:rows]), (rows, workers)
@@ -179,7 +180,7 @@ def test_packed_weights_give_the_same_bits(name: str, sku: str) -> None:
     whole = case.run(sku, slice(0, 67))
     tactics: list[GemmTactic | AmxTactic | None] = [None]
     if sku == "sapphirerapids":
-        tactics += [AmxTactic(16, 2, 32, 2), AmxTactic(32, 2, 64, 7)]
+        tactics += [AmxTactic(32, 2, 2), AmxTactic(64, 1, 3)]
     elif name in ("half_a_panel", "gated", "blocks_of_k"):
         tactics += [
             GemmTactic(6, 4, 16, 1000),

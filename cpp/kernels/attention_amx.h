@@ -1,0 +1,167 @@
+// Scores and mixed values of attention on tiles: rows are a few queries' heads, a panel of 16 keys
+// is a tile for each 32 values of a head, and 32 keys' values are one for each 16.
+//
+// A score takes 32 values of a head at a time, an output 32 keys, in order: fixed by the grid of
+// attention.h, whatever the tile's rows. Keys and values outside a query's range are left out of
+// scores, or are zeros in a copy.
+#pragma once
+#include "amx.h"
+#include "kv.h"
+#include "work.h"
+
+namespace pelton {
+
+// C as in attention_tile.h.
+template <class C, int STEP_KEYS>
+struct AmxKeys {
+  using Place = KvPlace<C>;
+  using Layout = typename Place::Layout;
+  using Kv = typename C::Kv;
+  static constexpr int kDim = C::kDim, kTokens = static_cast<int>(C::kTokens);
+  static constexpr int kPanels = STEP_KEYS / kLanes, kHalves = STEP_KEYS / kTileBf16Depth;
+  static constexpr int kDepth = divide_up(kDim, kTileBf16Depth);  // steps of a head
+  static constexpr int kChunks = divide_up(kDim, kLanes);         // of a head's values
+  static constexpr bool kWholeKeys = kDim % kTileBf16Depth == 0;
+  static constexpr bool kWholeValues = kDim % kLanes == 0 && kTokens % kTileBf16Depth == 0;
+  static constexpr int kPairs = kTileBf16Depth / 2;     // of keys in a half
+  static constexpr int kCopied = kChunks * kLanes * 2;  // elements of a pair of keys, padded
+
+  const Kv* key[kPanels];
+  const Kv* value[kHalves];
+  int64_t value_bytes[kHalves];  // from a pair of keys to the next
+  alignas(64) Kv keys[kWholeKeys ? 1 : kPanels][kDepth * kTileBf16Depth * kLanes];
+  alignas(64) Kv values[kHalves][kPairs * kCopied];
+
+  // Find keys first..last, counted within the step at `base`.
+  PELTON_INLINE void find(const pelton_step* step, Kv* state, int64_t sequence, int kv_head,
+                          int base, int first, int last) {
+    for (int p = first / kLanes; p <= last / kLanes; ++p) {
+      const int at = base + p * kLanes;
+      const Kv* block = Place::block(step, state, sequence, at);
+      key[p] = block + Layout::k_index(kTokens, kDim, kv_head, at % kTokens, 0);
+      if constexpr (!kWholeKeys) {
+        constexpr int kStored = kDim * kLanes;
+        for (int i = 0; i < kStored; ++i) keys[p][i] = key[p][i];
+        for (int i = kStored; i < kDepth * kTileBf16Depth * kLanes; ++i) keys[p][i] = Kv{};
+        key[p] = keys[p];
+      }
+    }
+    for (int h = first / kTileBf16Depth; h <= last / kTileBf16Depth; ++h) {
+      const int at = base + h * kTileBf16Depth;
+      if (kWholeValues && first <= h * kTileBf16Depth && last >= (h + 1) * kTileBf16Depth - 1) {
+        const Kv* block = Place::block(step, state, sequence, at);
+        value[h] = block + Layout::v_index(C::kKvHeads, kTokens, kDim, kv_head, at % kTokens, 0);
+        value_bytes[h] = kDim * 2 * sizeof(Kv);
+      } else {
+        for (int pair = 0; pair < kPairs; ++pair) {
+          const int key_at = h * kTileBf16Depth + 2 * pair;
+          const bool even = first <= key_at && key_at <= last;
+          const bool odd = first <= key_at + 1 && key_at + 1 <= last;
+          Kv* to = values[h] + pair * kCopied;
+          const Kv* from = nullptr;
+          if (even || odd) {
+            const int position = base + key_at;
+            from = Place::block(step, state, sequence, position) +
+                   Layout::v_index(C::kKvHeads, kTokens, kDim, kv_head, position % kTokens, 0);
+          }
+          copy_pair(from, even, odd, to);
+        }
+        value[h] = values[h];
+        value_bytes[h] = kCopied * sizeof(Kv);
+      }
+    }
+  }
+
+ private:
+  // Values of two keys, those that count; the rest are zeros.
+  static PELTON_INLINE void copy_pair(const Kv* from, bool even, bool odd, Kv* to) {
+    const I32 mask = splat_int(static_cast<int32_t>((even ? 0xffffu : 0u) | (odd ? ~0xffffu : 0u)));
+    for (int d = 0; d < kDim; d += kLanes) {
+      alignas(64) Kv some[2 * kLanes] = {};
+      const Kv* at = from == nullptr ? some : from + 2 * d;
+      if (from != nullptr && kDim - d < kLanes) {
+        for (int i = 0; i < 2 * (kDim - d); ++i) some[i] = from[2 * d + i];
+        at = some;
+      }
+      store_int(reinterpret_cast<int32_t*>(to + 2 * d),
+                load_int(reinterpret_cast<const int32_t*>(at)) & mask);
+    }
+  }
+};
+
+// Registers: four tiles of sums, one of rows, two of keys or values in turns.
+struct AmxAttention {
+  static constexpr int kSums = 4, kRowTile = 4, kOther = 5;
+  int64_t shaped = 0;  // rows; 0: there is no configuration
+
+  PELTON_INLINE ~AmxAttention() {
+    if (shaped != 0) tile_release();
+  }
+  PELTON_INLINE void shape(int64_t rows) {
+    if (rows == shaped) return;
+    TileConfig config;
+    for (int t = 0; t <= kRowTile; ++t) config.shape(t, rows);
+    for (int t = 0; t < 2; ++t) config.shape(kOther + t, kTileHeight);
+    tile_config(&config);
+    shaped = rows;
+  }
+
+  // Rows in blocks of about equal size: work(first, count).
+  template <class Work>
+  static PELTON_INLINE void in_blocks(int row, int count, const Work& work) {
+    const int size = divide_up(count, divide_up(count, kTileHeight));
+    for (int done = 0; done < count; done += size) {
+      work(row + done, smaller(size, count - done));
+    }
+  }
+
+  // scores[row][key] of `rows` rows with PANELS panels; lines of `ahead`, one for each panel, are
+  // brought into the second-level cache meanwhile.
+  template <int PANELS, int DEPTH, class Kv>
+  PELTON_INLINE void score(const Kv* query, int64_t query_bytes, const Kv* const* key,
+                           float* scores, int64_t score_bytes, int rows, const char* const* ahead) {
+    shape(rows);
+    each<PANELS>([]<int P>() { tile_zero<P>(); });
+    for (int d = 0; d < DEPTH; ++d) {
+      tile_load<kRowTile>(query + d * kTileBf16Depth, query_bytes);
+      each<PANELS>([&]<int P>() {
+        constexpr int64_t kBytes = kTileHeight * kTileRowBytes;
+        tile_load<kOther + P % 2>(reinterpret_cast<const char*>(key[P]) + d * kBytes,
+                                  kTileRowBytes);
+        tile_dot_bf16<P, kRowTile, kOther + P % 2>();
+        for (int64_t at = 0; at < kBytes; at += 64) {
+          __builtin_prefetch(ahead[P] + d * kBytes + at, 0, 2);
+        }
+      });
+    }
+    each<PANELS>([&]<int P>() { tile_store<P>(scores + P * kLanes, score_bytes); });
+  }
+
+  // out[row] += weights[row] . values for CHUNKS times 16 values of a head, from `chunk` on, and
+  // the halves of the step from..to.
+  template <int CHUNKS, class Keys, class Kv>
+  PELTON_INLINE void mix(const Kv* weights, int64_t weight_bytes, const Keys& keys, int from,
+                         int to, int chunk, float* out, int64_t out_bytes, int rows,
+                         const char* const* ahead) {
+    shape(rows);
+    each<CHUNKS>([&]<int I>() { tile_load<I>(out + (chunk + I) * kLanes, out_bytes); });
+    for (int h = from; h <= to; ++h) {
+      tile_load<kRowTile>(weights + h * kTileBf16Depth, weight_bytes);
+      each<CHUNKS>([&]<int I>() {
+        const int64_t at = (chunk + I) * kTileRowBytes;
+        tile_load<kOther + I % 2>(reinterpret_cast<const char*>(keys.value[h]) + at,
+                                  keys.value_bytes[h]);
+        tile_dot_bf16<I, kRowTile, kOther + I % 2>();
+        constexpr int64_t kPairBytes = Keys::kDim * 2 * sizeof(Kv);
+        for (int p = 2 * h; p < 2 * h + 2; ++p) {
+          for (int64_t pair = 0; pair < kLanes / 2; ++pair) {
+            __builtin_prefetch(ahead[p] + pair * kPairBytes + at, 0, 2);
+          }
+        }
+      });
+    }
+    each<CHUNKS>([&]<int I>() { tile_store<I>(out + (chunk + I) * kLanes, out_bytes); });
+  }
+};
+
+}  // namespace pelton
