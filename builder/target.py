@@ -13,7 +13,7 @@ from ..runtime.errors import BuildError
 class Sku:
     """A class of CPUs by features. ``features`` are the names in /proc/cpuinfo that the code needs.
 
-    ``dot``: the 16-bit dot product of the GEMM kernels ("none" widens to fp32 FMA); ``vector_dot`` that of others.
+    ``dot``: the bf16 dot product of GEMM and attention ("none" widens to fp32 FMA).
     """
 
     name: str
@@ -22,11 +22,6 @@ class Sku:
     compiler_flags: tuple[str, ...]
     dot: str = "none"  # none | avx512_bf16 | amx_bf16
     rank: int = 0  # the runtime picks the highest rank that the host supports
-
-    @property
-    def vector_dot(self) -> str:
-        """What attention, which works on vectors, uses: a SKU with tiles has the dot product on vectors, too."""
-        return "avx512_bf16" if self.dot == "amx_bf16" else self.dot
 
 
 @dataclass(frozen=True)

@@ -46,33 +46,57 @@ struct AmxKeys {
         key[p] = keys[p];
       }
     }
+    find_values(step, state, sequence, kv_head, base, first, last);
+  }
+  // Find the values of keys first..last alone.
+  PELTON_INLINE void find_values(const pelton_step* step, Kv* state, int64_t sequence, int kv_head,
+                                 int base, int first, int last) {
+    end = last;
     for (int h = first / kTileBf16Depth; h <= last / kTileBf16Depth; ++h) {
       const int at = base + h * kTileBf16Depth;
+      value_bytes[h] = kDim * 2 * sizeof(Kv);
       if (kWholeValues && first <= h * kTileBf16Depth && last >= (h + 1) * kTileBf16Depth - 1) {
-        const Kv* block = Place::block(step, state, sequence, at);
-        value[h] = block + Layout::v_index(C::kKvHeads, kTokens, kDim, kv_head, at % kTokens, 0);
-        value_bytes[h] = kDim * 2 * sizeof(Kv);
-      } else {
-        for (int pair = 0; pair < kPairs; ++pair) {
-          const int key_at = h * kTileBf16Depth + 2 * pair;
-          const bool even = first <= key_at && key_at <= last;
-          const bool odd = first <= key_at + 1 && key_at + 1 <= last;
-          Kv* to = values[h] + pair * kCopied;
-          const Kv* from = nullptr;
-          if (even || odd) {
-            const int position = base + key_at;
-            from = Place::block(step, state, sequence, position) +
-                   Layout::v_index(C::kKvHeads, kTokens, kDim, kv_head, position % kTokens, 0);
-          }
-          copy_pair(from, even, odd, to);
-        }
-        value[h] = values[h];
-        value_bytes[h] = kCopied * sizeof(Kv);
+        value[h] = value_of(step, state, sequence, kv_head, at);
+        continue;
       }
+      for (int pair = 0; pair < kPairs; ++pair) {
+        const int key_at = h * kTileBf16Depth + 2 * pair;
+        const bool even = first <= key_at && key_at <= last;
+        const bool odd = first <= key_at + 1 && key_at + 1 <= last;
+        const Kv* from = nullptr;
+        if (even || odd) from = value_of(step, state, sequence, kv_head, base + key_at);
+        copy_pair(from, even, odd, values[h] + pair * kCopied);
+      }
+      use_copy(h);
+    }
+  }
+  // Of the values that were found those of keys after `last` count no more.
+  PELTON_INLINE void end_at(int last) {
+    for (; end > last; --end) {
+      const int h = end / kTileBf16Depth, pair = end % kTileBf16Depth / 2;
+      Kv* to = values[h] + pair * kCopied;
+      if (value[h] != values[h]) {
+        for (int i = 0; i < kPairs; ++i) {
+          copy_pair(value[h] + i * kDim * 2, true, true, values[h] + i * kCopied);
+        }
+        use_copy(h);
+      }
+      copy_pair(to, end % 2 == 1, false, to);
     }
   }
 
  private:
+  int end;  // the last key whose values count
+
+  static PELTON_INLINE const Kv* value_of(const pelton_step* step, Kv* state, int64_t sequence,
+                                          int kv_head, int position) {
+    return Place::block(step, state, sequence, position) +
+           Layout::v_index(C::kKvHeads, kTokens, kDim, kv_head, position % kTokens, 0);
+  }
+  PELTON_INLINE void use_copy(int half) {
+    value[half] = values[half];
+    value_bytes[half] = kCopied * sizeof(Kv);
+  }
   // Values of two keys, those that count; the rest are zeros.
   static PELTON_INLINE void copy_pair(const Kv* from, bool even, bool odd, Kv* to) {
     const I32 mask = splat_int(static_cast<int32_t>((even ? 0xffffu : 0u) | (odd ? ~0xffffu : 0u)));
@@ -115,8 +139,8 @@ struct AmxAttention {
     }
   }
 
-  // scores[row][key] of `rows` rows with PANELS panels; lines of `ahead`, one for each panel, are
-  // brought into the second-level cache meanwhile.
+  // scores[row][key] of `rows` rows with PANELS panels. If there is an `ahead`, as many bytes
+  // there, one place for each panel, are brought into the second-level cache meanwhile.
   template <int PANELS, int DEPTH, class Kv>
   PELTON_INLINE void score(const Kv* query, int64_t query_bytes, const Kv* const* key,
                            float* scores, int64_t score_bytes, int rows, const char* const* ahead) {
@@ -129,7 +153,7 @@ struct AmxAttention {
         tile_load<kOther + P % 2>(reinterpret_cast<const char*>(key[P]) + d * kBytes,
                                   kTileRowBytes);
         tile_dot_bf16<P, kRowTile, kOther + P % 2>();
-        for (int64_t at = 0; at < kBytes; at += 64) {
+        for (int64_t at = 0; ahead != nullptr && at < kBytes; at += 64) {
           __builtin_prefetch(ahead[P] + d * kBytes + at, 0, 2);
         }
       });
@@ -153,7 +177,7 @@ struct AmxAttention {
                                   keys.value_bytes[h]);
         tile_dot_bf16<I, kRowTile, kOther + I % 2>();
         constexpr int64_t kPairBytes = Keys::kDim * 2 * sizeof(Kv);
-        for (int p = 2 * h; p < 2 * h + 2; ++p) {
+        for (int p = 2 * h; ahead != nullptr && p < 2 * h + 2; ++p) {
           for (int64_t pair = 0; pair < kLanes / 2; ++pair) {
             __builtin_prefetch(ahead[p] + pair * kPairBytes + at, 0, 2);
           }

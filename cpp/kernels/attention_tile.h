@@ -264,25 +264,26 @@ struct AttentionTile {
     mix_chunks<M, 0>(keys, ahead, row, count);
   }
 
-  // The same on tiles.
+  // The same on tiles; `ahead` is null where others read ahead already.
   using TileKeys = AmxKeys<C, kStepKeys>;
-  PELTON_INLINE void score_on_tiles(const TileKeys& keys, const Ahead& ahead, int from, int to,
+  PELTON_INLINE void score_on_tiles(const TileKeys& keys, const Ahead* ahead, int from, int to,
                                     int row, int count) {
     const auto of = [&]<int PANELS>(int p) {
       tiles.template score<PANELS, TileKeys::kDepth>(query[row], sizeof query[0], keys.key + p,
                                                      scores[row] + p * kLanes, sizeof scores[0],
-                                                     count, ahead.key + p);
+                                                     count, ahead ? ahead->key + p : nullptr);
     };
     if (to - from == kPanels - 1) return of.template operator()<kPanels>(0);
     for (int p = from; p <= to; ++p) of.template operator()<1>(p);
   }
   template <int CHUNK>
-  PELTON_INLINE void mix_on_tiles(const TileKeys& keys, const Ahead& ahead, int from, int to,
+  PELTON_INLINE void mix_on_tiles(const TileKeys& keys, const Ahead* ahead, int from, int to,
                                   int row, int count) {
     if constexpr (CHUNK < TileKeys::kChunks) {
       constexpr int kNow = smaller(AmxAttention::kSums, TileKeys::kChunks - CHUNK);
       tiles.template mix<kNow>(weights[row], sizeof weights[0], keys, from, to, CHUNK,
-                               part_out[row], sizeof part_out[0], count, ahead.value);
+                               part_out[row], sizeof part_out[0], count,
+                               ahead ? ahead->value : nullptr);
       mix_on_tiles<CHUNK + kNow>(keys, ahead, from, to, row, count);
     }
   }
@@ -307,17 +308,15 @@ struct AttentionTile {
 
   // Rows row..row+count-1 attend to keys first..last of the step at `base`.
   PELTON_INLINE void attend(const Ahead& ahead, int base, int first, int last, int row, int count) {
-    typename Choose<TileKeys, Keys, C::kTiles>::Type keys;
+    Keys keys;
     keys.find(step, state, sequence, kv_head, base, first, last);
-    if constexpr (C::kTiles) {
-      tiles.in_blocks(row, count, [&](int r, int n) {
-        score_on_tiles(keys, ahead, first / kLanes, last / kLanes, r, n);
-      });
-    } else {
-      in_blocks(row, count, [&]<int M>(int r, int n) {
-        score<M>(keys, ahead, first / kLanes, last / kLanes, r, n);
-      });
-    }
+    in_blocks(row, count, [&]<int M>(int r, int n) {
+      score<M>(keys, ahead, first / kLanes, last / kLanes, r, n);
+    });
+    weigh_rows(row, count, first, last);
+    in_blocks(row, count, [&]<int M>(int r, int n) { mix<M>(keys, ahead, r, n); });
+  }
+  PELTON_INLINE void weigh_rows(int row, int count, int first, int last) {
     const bool full = first == 0 && last == kStepKeys - 1;
     for (int r = row; r < row + count; ++r) {
       if (full) {
@@ -326,12 +325,44 @@ struct AttentionTile {
         weigh<false>(r, first, last);
       }
     }
-    if constexpr (C::kTiles) {
+  }
+
+  // All rows attend to their keys of the step at `base`, on tiles. FULL: to all of them.
+  template <bool FULL>
+  __attribute__((noinline)) void attend_on_tiles(const Ahead& ahead, int base) {
+    const auto first_of = [&](int q) { return larger(first_key(position + q) - base, 0); };
+    const auto last_of = [&](int q) { return smaller(position + q - base, kStepKeys - 1); };
+    const int from = FULL ? 0 : larger(base - position, 0);  // queries before it have no key here
+    const int first = first_of(from), last = last_of(queries - 1);
+    TileKeys keys;
+    keys.find(step, state, sequence, kv_head, base, first, last);
+    const int row = from * heads, count = rows() - row;
+    tiles.in_blocks(row, count, [&](int r, int n) {
+      score_on_tiles(keys, r == row ? &ahead : nullptr, first / kLanes, last / kLanes, r, n);
+    });
+    if constexpr (FULL) {
+      weigh_rows(row, count, first, last);
       tiles.in_blocks(row, count, [&](int r, int n) {
-        mix_on_tiles<0>(keys, ahead, first / kTileBf16Depth, last / kTileBf16Depth, r, n);
+        mix_on_tiles<0>(keys, r == row ? &ahead : nullptr, 0, TileKeys::kHalves - 1, r, n);
       });
     } else {
-      in_blocks(row, count, [&]<int M>(int r, int n) { mix<M>(keys, ahead, r, n); });
+      for (int q = from; q < queries; ++q) {
+        if (first_of(q) <= last_of(q)) weigh_rows(q * heads, heads, first_of(q), last_of(q));
+      }
+      // From the last query to the first: the values of a key are out as soon as it does not count.
+      const bool same_first = first_of(queries - 1) == 0;
+      for (int q = queries - 1; q >= from; --q) {
+        if (first_of(q) > last_of(q)) continue;  // its window begins further on
+        if (same_first) {
+          keys.end_at(last_of(q));
+        } else {
+          keys.find_values(step, state, sequence, kv_head, base, first_of(q), last_of(q));
+        }
+        tiles.in_blocks(q * heads, heads, [&](int r, int n) {
+          mix_on_tiles<0>(keys, q == queries - 1 && r == q * heads ? &ahead : nullptr,
+                          first_of(q) / kTileBf16Depth, last_of(q) / kTileBf16Depth, r, n);
+        });
+      }
     }
   }
 
@@ -343,7 +374,16 @@ struct AttentionTile {
     Ahead ahead;
     for (int base = begin; base < end; base += kStepKeys) {
       look(ahead, base + kStepKeys);
-      if (base >= first_key(last_query) && base + kStepKeys - 1 <= position) {
+      const bool full = base >= first_key(last_query) && base + kStepKeys - 1 <= position;
+      if constexpr (C::kTiles) {
+        if (full) {
+          attend_on_tiles<true>(ahead, base);
+        } else {
+          attend_on_tiles<false>(ahead, base);
+        }
+        continue;
+      }
+      if (full) {
         attend(ahead, base, 0, kStepKeys - 1, 0, rows());
         continue;
       }

@@ -24,13 +24,12 @@ def execute(arguments: argparse.Namespace) -> int:
             "runs_here": features.issuperset(sku.features),
             "missing": sorted(set(sku.features) - features),
             "dot": sku.dot,
-            "vector_dot": sku.vector_dot,
             "features": list(sku.features),
             "compiler_flags": list(sku.compiler_flags),
         }
         for sku in CPU_SKUS.values()
     ]
-    anywhere = {"target": "reference", "runs_here": True, "missing": [], "dot": "none", "vector_dot": "none"}
+    anywhere = {"target": "reference", "runs_here": True, "missing": [], "dot": "none"}
     rows.append(anywhere | {"features": [], "compiler_flags": []})
     best = max((s for s in CPU_SKUS.values() if features.issuperset(s.features)), key=lambda s: s.rank, default=None)
     if arguments.json:

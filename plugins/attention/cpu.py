@@ -67,7 +67,7 @@ class AttentionTactic:
 
 def _widens(op: PagedAttention, target: Target) -> bool:
     """Whether keys and values have 16 bits and no dot product of their own."""
-    dot = sku_of(target).vector_dot if op.kv_dtype is DType.BF16 and op.compute is DType.BF16 else "none"
+    dot = sku_of(target).dot if op.kv_dtype is DType.BF16 and op.compute is DType.BF16 else "none"
     return dot == "none" and op.kv_dtype.itemsize == 2
 
 

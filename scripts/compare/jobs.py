@@ -134,8 +134,12 @@ def compile_probe(folder: Path) -> Path:
     return library
 
 
+class ProcessFailed(RuntimeError):
+    """A measuring process ended without a result."""
+
+
 def run_process(python: str, runner: str, job: dict[str, Any]) -> dict[str, Any]:
-    """The result of a job in a new process; RuntimeError with its last words when it fails."""
+    """The result of a job in a new process; ProcessFailed with its last words when it fails."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(job["threads"])}
     if python == sys.executable:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -145,7 +149,7 @@ def run_process(python: str, runner: str, job: dict[str, Any]) -> dict[str, Any]
         command = [python, str(Path(__file__).parent / runner), str(file)]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
         if done.returncode or not output.exists():
-            raise RuntimeError(f"{' '.join(command)} failed ({done.returncode}):\n{done.stdout[-2000:]}")
+            raise ProcessFailed(f"{' '.join(command)} failed ({done.returncode}):\n{done.stdout[-2000:]}")
         return dict(json.loads(output.read_text()))
 
 

@@ -1,4 +1,4 @@
-"""GEMM on AMX tiles, by emulation: the instruction's arithmetic, the kernel's bits, the compiled object."""
+"""AMX tiles, emulated or the CPU's own: the instruction's arithmetic, the kernels' bits, the compiled object."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from pelton.plugins.gemm.tactics import AmxTactic
 
 from . import amx
 from .harness import BF16, F32, GuardedArrays, Inputs, bits, compiled, random_array, relative_error, target_of
+from .test_attention import SHAPES, World, check_bits
 from .test_gemm import CASES, PACKED_CASES, Case
 
 pytestmark = pytest.mark.isa("avx512_bf16")
 EMULATED, TRAPPED = amx.EMULATED_AMX.name, amx.TRAPPED_AMX.name
-NAMES = ("direct_bf16", "odd_bf16", "gated_bf16", "cast_bf16")
+NAMES = ("direct_bf16", "crowded_bf16", "odd_bf16", "gated_bf16", "cast_bf16")
 #: Three blocks of k, the last step of which is 12 of 32.
 DEEP = Case(80, 1100, 40, F32, BF16, F32, bias=True)
 
@@ -142,6 +143,18 @@ def test_the_instructions_themselves_give_the_emulations_bits() -> None:
                 got = _run(case, TRAPPED, rows, workers, _kernel(case, TRAPPED))
                 assert bits(got) == bits(case.run(EMULATED, slice(0, rows))), (rows, workers)
             assert amx.HAS_TILES or library.amx_trap_count() > before
+
+
+@pytest.mark.parametrize("name", ["gqa_bf16", "odd_bf16", "big_bf16", "window_bf16"])
+def test_attention_on_tiles(name: str) -> None:
+    """What every attention kernel must do; and the instructions themselves give the same bits."""
+    world = World(SHAPES[name], [3, 100, 64, 140], EMULATED)
+    check_bits(world)
+    everything = [(s, 0, n) for s, n in enumerate(world.lengths)]
+    with amx.tile_instructions():
+        got = World(SHAPES[name], world.lengths, TRAPPED).run(everything)
+    assert bits(got) == bits(world.run(everything))
+    assert int(world.kernel().library.pelton_tiles_in_use()) == 0, "a thread was left with live tiles"
 
 
 def test_the_object_for_sapphirerapids_has_tile_instructions(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ _LEAST_READ_BYTES = 256 << 20
 _TRIES = 4  # of a reading during which the CPUs stay where they are
 _CACHE_MULTIPLE = 4  # a pass reads so many times the last-level cache
 
-#: Instructions that compute products of a type, fastest first; a CPU without the first takes the next.
+#: Instructions that compute products of a type; which is fastest depends on the CPU.
 _PEAKS_OF: dict[DType, tuple[str, ...]] = {
     DType.BF16: ("dot_bf16", "fma_f32"),
     DType.F16: ("fma_f32",),
@@ -47,10 +47,8 @@ class Roofs:
 
     def peak_of(self, compute: DType) -> tuple[str, float]:
         """The kind and the rate that products of this type reach at most; ("", 0.0) where none was measured."""
-        for kind in _PEAKS_OF.get(compute, ()):
-            if kind in self.peaks:
-                return kind, self.peaks[kind]
-        return "", 0.0
+        there = [(kind, self.peaks[kind]) for kind in _PEAKS_OF.get(compute, ()) if kind in self.peaks]
+        return max(there, key=lambda peak: peak[1], default=("", 0.0))
 
     def placed_like(self, other: Roofs) -> bool:
         """Whether the CPUs lay alike for both samples."""
