@@ -235,6 +235,18 @@ def test_limits_name_placements(places: list[dict[str, Any]], rate: str, trip: s
     assert cells[2:] == [rate, "30.0", "9.0", trip, "streaming read", "90.0%", "88%", ""]
 
 
+@pytest.mark.parametrize(
+    "read, peak, shown",
+    [(0.8, 0.03, ["streaming read, which limits here", "80.0%"]), (0.5, 0.6, ["dot-product peak", "60.0%"])],
+)
+def test_limits_are_of_the_roof_that_leaves_less_room(read: float, peak: float, shown: list[str]) -> None:
+    script = runpy.run_path(str(SCRIPT))
+    figures = {"decode_share_of_read": read, "decode_share_of_peak": peak, "roofline": {"placements": []}}
+    line = next(line for line in script["LINES"] if line.name == "decode, 16 sequences")
+    cells = [cell.strip() for cell in script["row"](line, figures).split("|")]
+    assert cells[-4:-2] == shown
+
+
 def test_limits_of_a_tiny_engine(engine: Path, tmp_path: Path) -> None:
     options = ["--rounds", "1", "--threads", "1", "--json", str(tmp_path / "a.json")]
     done = subprocess.run([sys.executable, SCRIPT, engine, *options], capture_output=True, text=True, check=True)

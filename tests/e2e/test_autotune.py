@@ -114,7 +114,7 @@ def test_a_file_decides_what_is_built(model: Path, timed: Path, tmp_path: Path, 
 
 def test_inspect_shows_tactics(model: Path, timed: Path, tmp_path: Path, run: Run) -> None:
     _, text, _ = run("inspect", timed / "a.engine", entry=main)
-    for part in (f"tactics of {HOST}", "tile_rows", "block_panels", "timed on"):
+    for part in (f"tactics of {HOST}", "super_rows", "block_panels", "timed on"):
         assert part in text
     assert run(model, "-o", tmp_path / "m.engine", *SIZES, "-q")[0] == 0
     assert "timed on" not in run("inspect", tmp_path / "m.engine", entry=main)[1]
