@@ -113,6 +113,7 @@ struct Attention {
         }
       }
     }
+    if constexpr (C::kTiles) tile->tiles.release();  // no thread waits with live tiles
     meet(worker);
     merge_splits(worker);
   }
@@ -157,7 +158,7 @@ struct Attention {
 };
 
 // args: q, (token), out, state, scratch. The tile lives on the worker's stack: about 250 KB at
-// head_dim 256.
+// head_dim 256, and 64 KB for copies of keys and values where it works on AMX tiles.
 template <class C>
 PELTON_INLINE void paged_attention(const pelton_step* step, void* const* args,
                                    pelton_worker* worker) {

@@ -33,25 +33,28 @@ struct AmxKeys {
   alignas(64) Kv values[kHalves][kPairs * kCopied];
 
   // Find keys first..last, counted within the step at `base`.
-  PELTON_INLINE void find(const pelton_step* step, Kv* state, int64_t sequence, int kv_head,
-                          int base, int first, int last) {
+  PELTON_INLINE void find_keys(const pelton_step* step, Kv* state, int64_t sequence, int kv_head,
+                               int base, int first, int last) {
     for (int p = first / kLanes; p <= last / kLanes; ++p) {
       const int at = base + p * kLanes;
       const Kv* block = Place::block(step, state, sequence, at);
       key[p] = block + Layout::k_index(kTokens, kDim, kv_head, at % kTokens, 0);
       if constexpr (!kWholeKeys) {
-        constexpr int kStored = kDim * kLanes;
-        for (int i = 0; i < kStored; ++i) keys[p][i] = key[p][i];
-        for (int i = kStored; i < kDepth * kTileBf16Depth * kLanes; ++i) keys[p][i] = Kv{};
+        for (int d = 0; d < kDepth * kTileBf16Depth;
+             d += 2) {  // a vector is 16 keys' pair of values
+          const I32 pair = d < kDim
+                               ? load_int(reinterpret_cast<const int32_t*>(key[p] + d * kLanes))
+                               : splat_int(0);
+          store_int(reinterpret_cast<int32_t*>(keys[p] + d * kLanes), pair);
+        }
         key[p] = keys[p];
       }
     }
-    find_values(step, state, sequence, kv_head, base, first, last);
   }
-  // Find the values of keys first..last alone.
+  // Find the values of keys first..last.
   PELTON_INLINE void find_values(const pelton_step* step, Kv* state, int64_t sequence, int kv_head,
                                  int base, int first, int last) {
-    end = last;
+    last_ = last;
     for (int h = first / kTileBf16Depth; h <= last / kTileBf16Depth; ++h) {
       const int at = base + h * kTileBf16Depth;
       value_bytes[h] = kDim * 2 * sizeof(Kv);
@@ -72,8 +75,8 @@ struct AmxKeys {
   }
   // Of the values that were found those of keys after `last` count no more.
   PELTON_INLINE void end_at(int last) {
-    for (; end > last; --end) {
-      const int h = end / kTileBf16Depth, pair = end % kTileBf16Depth / 2;
+    for (; last_ > last; --last_) {
+      const int h = last_ / kTileBf16Depth, pair = last_ % kTileBf16Depth / 2;
       Kv* to = values[h] + pair * kCopied;
       if (value[h] != values[h]) {
         for (int i = 0; i < kPairs; ++i) {
@@ -81,12 +84,12 @@ struct AmxKeys {
         }
         use_copy(h);
       }
-      copy_pair(to, end % 2 == 1, false, to);
+      copy_pair(to, last_ % 2 == 1, false, to);
     }
   }
 
  private:
-  int end;  // the last key whose values count
+  int last_;  // of the keys whose values count
 
   static PELTON_INLINE const Kv* value_of(const pelton_step* step, Kv* state, int64_t sequence,
                                           int kv_head, int position) {
@@ -118,8 +121,10 @@ struct AmxAttention {
   static constexpr int kSums = 4, kRowTile = 4, kOther = 5;
   int64_t shaped = 0;  // rows; 0: there is no configuration
 
-  PELTON_INLINE ~AmxAttention() {
+  PELTON_INLINE ~AmxAttention() { release(); }
+  PELTON_INLINE void release() {
     if (shaped != 0) tile_release();
+    shaped = 0;
   }
   PELTON_INLINE void shape(int64_t rows) {
     if (rows == shaped) return;

@@ -328,6 +328,7 @@ struct AttentionTile {
   }
 
   // All rows attend to their keys of the step at `base`, on tiles. FULL: to all of them.
+  static_assert(!C::kTiles || __is_same(X, bf16));
   template <bool FULL>
   __attribute__((noinline)) void attend_on_tiles(const Ahead& ahead, int base) {
     const auto first_of = [&](int q) { return larger(first_key(position + q) - base, 0); };
@@ -335,7 +336,10 @@ struct AttentionTile {
     const int from = FULL ? 0 : larger(base - position, 0);  // queries before it have no key here
     const int first = first_of(from), last = last_of(queries - 1);
     TileKeys keys;
-    keys.find(step, state, sequence, kv_head, base, first, last);
+    keys.find_keys(step, state, sequence, kv_head, base, first, last);
+    // Where no window begins in this step; else each query has values of its own.
+    const bool same_first = first_of(queries - 1) == 0;
+    if (same_first) keys.find_values(step, state, sequence, kv_head, base, first, last);
     const int row = from * heads, count = rows() - row;
     tiles.in_blocks(row, count, [&](int r, int n) {
       score_on_tiles(keys, r == row ? &ahead : nullptr, first / kLanes, last / kLanes, r, n);
@@ -350,7 +354,6 @@ struct AttentionTile {
         if (first_of(q) <= last_of(q)) weigh_rows(q * heads, heads, first_of(q), last_of(q));
       }
       // From the last query to the first: the values of a key are out as soon as it does not count.
-      const bool same_first = first_of(queries - 1) == 0;
       for (int q = queries - 1; q >= from; --q) {
         if (first_of(q) > last_of(q)) continue;  // its window begins further on
         if (same_first) {

@@ -11,8 +11,8 @@ struct DotTile {
   static constexpr int kStep = kTileBf16Depth;
 };
 
-// Two tiles of rows times two panels are a tile of sums each: with rows and panels just the eight
-// registers, and each tile that is loaded serves twice.
+// Each of two tiles of rows times each of two panels has a tile of sums: with the rows' and the
+// panels' own that is all eight registers, and each tile that is loaded serves twice.
 template <class C>
 struct AmxRows : GemmRows<C, DotTile> {
   using Rows = GemmRows<C, DotTile>;

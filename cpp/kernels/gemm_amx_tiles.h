@@ -8,6 +8,9 @@ namespace pelton {
 
 // Of the tactic: kSuperRows pass by a pair of panels, kBlockSteps of k at a time; kBatchPairs go
 // by a block of k before the next block, so that its rows are still in L2.
+//
+// Lives on the worker's stack, which is the caller's for worker 0: three quarters of a MiB with the
+// tactics that the model chooses.
 template <class C>
 struct AmxTiles : AmxRows<C> {
   using Base = AmxRows<C>;
@@ -17,7 +20,7 @@ struct AmxTiles : AmxRows<C> {
   using typename Base::Compute, typename Base::Feed, typename Base::Sums, typename Base::X;
   static constexpr int64_t kBlocks = divide_up(kSteps, kBlockSteps);
   static constexpr int64_t kSuperBlocks = divide_up(C::kSuperRows, kRows);
-  static constexpr int64_t kBatch = kOneBlock ? 1 : C::kBatchPairs;
+  static constexpr int64_t kBatch = kOneBlock ? 1 : smaller<int64_t>(C::kBatchPairs, kPairs);
 
   // A block of k of a pair of panels.
   struct Job {
@@ -120,6 +123,7 @@ struct AmxTiles : AmxRows<C> {
 
   // Tiles in order: super rows, pair, row block. This worker does a contiguous part of them.
   PELTON_INLINE void run(const X* staged_rows, const pelton_worker* worker) {
+    static_assert(sizeof(AmxTiles) <= 1536 << 10, "the stack may be smaller");
     ready = staged_rows;
     const int64_t row_blocks = divide_up(rows, kRows);
     const Range mine = share(kPairs * row_blocks, worker);

@@ -40,7 +40,8 @@ struct GemmRows {
 
   // A tile takes 16 rows at once: they should lie in as many sets of the first-level cache.
   static constexpr bool kTiles = Dot::kStep >= 16;
-  // Rows may be used where they lie if they are in the staged type already and need no padding.
+  // Rows may be used where they lie if they are in the staged type already and need no padding;
+  // by tiles, if 16 of them lie in 16 sets, as they do 256 bytes apart, but not 512.
   static constexpr bool kDirect = !C::kNorm && __is_same(In, X) && sizeof(X) == sizeof(Compute) &&
                                   C::kK % Dot::kStep == 0 &&
                                   (!kTiles || C::kK * sizeof(X) % 512 != 0);

@@ -1,4 +1,5 @@
-// How a GEMM's rows and panels are gone through, whatever multiplies them.
+// How a GEMM's rows and panels are gone through by vectors, whatever multiplies them. (Tiles have
+// their own walk in gemm_amx_tiles.h.)
 //
 // Few rows, or just as many as sums fit, walk the panels one at a time: one sequential stream per
 // worker, read ahead. Others keep kTileRows x kTilePanels sums in registers: a group of panels

@@ -103,6 +103,9 @@ class CpuPagedAttention:
             return (self,)
         bits, widened = sku_of(target).vector_bits, _widens(op, target)
         candidates = AttentionTactic.candidates(op.heads // op.kv_heads, bits, widened=widened)
+        if _on_tiles(op, target):  # which have blocks of their own: only the tile's queries matter
+            model = candidates[0]
+            candidates = tuple(t for t in candidates if t == replace(model, tile_queries=t.tile_queries))
         return tuple(replace(self, tactic=tactic) for tactic in candidates)
 
     def scratch_bytes(self, call: KernelCall, target: Target) -> int:

@@ -23,6 +23,7 @@ from ..cpu_code import (
 )
 from .tactics import TILE_DEPTH, AmxTactic, GemmTactic
 
+#: What AmxTactic leaves no choice in: two tiles of rows, two panels.
 _AMX_TILES = {"kTileRows": 32, "kTilePanels": 2}
 _REDUNDANT_ROWS = 4  # rows that every worker stages for itself (cpp/kernels/gemm_rows.h: kRedundantRows)
 

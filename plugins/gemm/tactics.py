@@ -79,12 +79,11 @@ class AmxTactic:
 
     @staticmethod
     def candidates(k: int, most_rows: int) -> tuple[AmxTactic, ...]:
-        """The model's choice, then fewer or more rows, half of the steps, and half of the pairs."""
+        """The model's choice, then fewer or more rows, half of the steps, and, of several blocks, half of the pairs."""
         model = AmxTactic.choose(k)
-        others = [
-            replace(model, block_steps=-(-model.block_steps // 2)),
-            replace(model, batch_pairs=model.batch_pairs // 2),
-        ]
+        others = [replace(model, block_steps=-(-model.block_steps // 2))]
+        if model.block_steps * TILE_DEPTH < k:
+            others.append(replace(model, batch_pairs=model.batch_pairs // 2))
         return tuple(dict.fromkeys((model, *_other_rows(model, most_rows), *others)))
 
 

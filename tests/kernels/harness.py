@@ -113,6 +113,8 @@ def host_skus() -> tuple[str, ...]:
     return tuple(name for name, sku in CPU_SKUS.items() if set(sku.features) <= features)
 
 
+#: The best of them whose products are of vectors. Tiles have tactics and tests of their own.
+BEST_OF_VECTORS = [name for name in host_skus() if CPU_SKUS[name].dot != "amx_bf16"][-1]
 _SKUS = CPU_SKUS | {sku.name: sku for sku in (EMULATED_AMX, TRAPPED_AMX)}
 
 #: The newest feature of each SKU: what the marker of a test on it asks for.
@@ -172,13 +174,24 @@ class Compiled:
         scratch = _aligned(size) if size else None
         operands = [*arrays, *outputs, *states, scratch]
         pointers = (ctypes.c_void_p * len(operands))(*(None if a is None else a.ctypes.data for a in operands))
-        run_workers(self.function, inputs.step(), pointers, workers)
+        run_workers(self.function, inputs.step(), pointers, workers, self.check_tiles)
+        self.check_tiles()
         return tuple(o for o in outputs if o is not None)
 
+    def check_tiles(self) -> None:
+        """No thread waits, or returns, with live tile registers (as far as they are emulated)."""
+        if hasattr(self.library, "pelton_tiles_in_use"):
+            assert self.library.pelton_tiles_in_use() == 0, "a thread was left with live tiles"
 
-def run_workers(function: Any, step: Step, pointers: Any, count: int) -> None:
-    """Call a kernel from ``count`` threads. A worker that raises or hangs breaks the barrier for all."""
-    barrier = threading.Barrier(count, timeout=60)
+
+def run_workers(
+    function: Any, step: Step, pointers: Any, count: int, at_barrier: Callable[[], None] | None = None
+) -> None:
+    """Call a kernel from ``count`` threads; one calls ``at_barrier`` when all wait.
+
+    A worker that raises or hangs breaks the barrier for all.
+    """
+    barrier = threading.Barrier(count, at_barrier, timeout=60)
     meet = _BARRIER(lambda _: barrier.wait() and None)
     workers = [Worker(index=i, count=count, barrier=meet) for i in range(count)]
     if count == 1:

@@ -16,12 +16,13 @@ from pelton.builder.codegen.cache import ObjectCache
 from pelton.builder.codegen.cpu import compile_cpu
 from pelton.builder.kernels import KernelRegistry
 from pelton.plugins import KERNELS
+from pelton.plugins.attention.cpu import CpuPagedAttention
 from pelton.plugins.gemm.cpu import CpuGemm
 from pelton.plugins.gemm.tactics import AmxTactic
 
 from . import amx
 from .harness import BF16, F32, GuardedArrays, Inputs, bits, compiled, random_array, relative_error, target_of
-from .test_attention import SHAPES, World, check_bits
+from .test_attention import LONG, SHAPES, TOLERANCE, Shape, World, check_bits
 from .test_gemm import CASES, PACKED_CASES, Case
 
 pytestmark = pytest.mark.isa("avx512_bf16")
@@ -71,11 +72,6 @@ def test_the_emulated_dot_product_sums_as_the_manual_says() -> None:
         assert list(sums) == [amx.dot_model(wide_a, wide_b[:, n], start[n]) for n in range(16)]
 
 
-def tiles_in_use(case: Case) -> int:
-    library = compiled(case.call, EMULATED, None).library  # called as Case.run does: each form loads its own
-    return int(library.pelton_tiles_in_use())
-
-
 @pytest.mark.parametrize("case", [*(CASES[n] for n in NAMES), DEEP], ids=[*NAMES, "deep"])
 def test_every_row_count_gives_the_same_bits(case: Case) -> None:
     count = case.arrays[0].shape[0]
@@ -85,7 +81,6 @@ def test_every_row_count_gives_the_same_bits(case: Case) -> None:
         start = (7 * rows) % (count - rows + 1)
         got = case.run(EMULATED, slice(start, start + rows), workers=1 + rows % 4)
         assert bits(got) == bits(whole[start : start + rows]), rows
-    assert tiles_in_use(case) == 0, "a thread was left with live tiles"
 
 
 TACTICS = [
@@ -114,7 +109,6 @@ def test_packed_weights_give_the_same_bits(name: str) -> None:
         for rows in (1, 5, 16, 17, 32, 33, 67):
             got = packed.run(EMULATED, slice(0, rows), 1 + rows % 3, tactic)
             assert bits(got) == bits(whole[:rows]), (tactic, rows)
-    assert tiles_in_use(packed) == 0
     with amx.tile_instructions():
         got = _run(packed, TRAPPED, 40, 2, _kernel(packed, TRAPPED))
         assert bits(got) == bits(whole[:40])
@@ -145,16 +139,38 @@ def test_the_instructions_themselves_give_the_emulations_bits() -> None:
             assert amx.HAS_TILES or library.amx_trap_count() > before
 
 
-@pytest.mark.parametrize("name", ["gqa_bf16", "odd_bf16", "big_bf16", "window_bf16"])
+ATTENTION = {
+    **{name: SHAPES[name] for name in ("gqa_bf16", "odd_bf16", "big_bf16", "window_bf16")},
+    "edges": Shape(17, 1, 40, BF16, window=5, softcap=3.0, tokens_per_block=48),
+    "window_in_a_step": Shape(2, 1, 80, BF16, window=100),
+    "itself_alone": Shape(2, 2, 32, BF16, window=1),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
 def test_attention_on_tiles(name: str) -> None:
     """What every attention kernel must do; and the instructions themselves give the same bits."""
-    world = World(SHAPES[name], [3, 100, 64, 140], EMULATED)
+    world = World(ATTENTION[name], [3, 100, 64, 140], EMULATED)
     check_bits(world)
     everything = [(s, 0, n) for s, n in enumerate(world.lengths)]
+    whole = world.run(everything)
     with amx.tile_instructions():
-        got = World(SHAPES[name], world.lengths, TRAPPED).run(everything)
-    assert bits(got) == bits(world.run(everything))
-    assert int(world.kernel().library.pelton_tiles_in_use()) == 0, "a thread was left with live tiles"
+        got = World(ATTENTION[name], world.lengths, TRAPPED).run(everything)
+    assert bits(got) == bits(whole)
+    kernel = world.kernel()
+    assert isinstance(kernel.kernel, CpuPagedAttention)
+    variants = kernel.kernel.variants(world.call, kernel.target)
+    assert len(variants) > 1
+    for variant in variants:
+        assert bits(world.run(everything, 2, variant.tactic)) == bits(whole)
+
+
+def test_attention_on_tiles_shared_by_workers() -> None:
+    world = World(LONG["long_window_bf16"], [900], EMULATED)
+    whole = world.run([(0, 890, 900)])
+    assert relative_error(whole, world.reference([(0, 890, 900)])) < TOLERANCE[BF16]
+    for workers in (2, 3):
+        assert bits(world.run([(0, 899, 900)], workers)) == bits(whole[-1:])
 
 
 def test_the_object_for_sapphirerapids_has_tile_instructions(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from pelton.runtime.format.dtypes import DType
 from pelton.runtime.format.tensor_type import TOKEN_TYPE, TensorType
 
 from .harness import (
+    BEST_OF_VECTORS,
     BF16,
     F16,
     F32,
@@ -172,7 +173,7 @@ def check_bits(world: World) -> None:
 
 @pytest.mark.parametrize("name", ["gqa_f32", "gqa_bf16", "long_window_bf16"])
 def test_long_sequence_is_shared_by_workers(name: str) -> None:
-    world = World(LONG[name], [1500], host_skus()[-1])
+    world = World(LONG[name], [1500], BEST_OF_VECTORS)
     chunk = [(0, 1490, 1500)]
     whole = world.run(chunk)
     assert relative_error(whole, world.reference(chunk)) < TOLERANCE[LONG[name].dtype]
@@ -185,7 +186,7 @@ def test_long_sequence_is_shared_by_workers(name: str) -> None:
 @pytest.mark.parametrize("name", ["gqa_f32", "gqa_bf16", "wide_group_f32", "big_bf16"])
 def test_never_depends_on_the_tactic(name: str) -> None:
     shape = SHAPES[name]
-    world = World(shape, LENGTHS, host_skus()[-1])
+    world = World(shape, LENGTHS, BEST_OF_VECTORS)
     chunks = [(s, 0, n) for s, n in enumerate(LENGTHS)]
     whole = world.run(chunks)
     heads = shape.heads // shape.kv_heads
