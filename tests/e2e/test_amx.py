@@ -91,7 +91,7 @@ def test_chunks_change_no_bit(build: Callable[[str], Path], alone: Any, chunk: i
 
 
 def test_the_instructions_themselves(build: Callable[[str], Path], alone: Any) -> None:
-    """The engine's real tile instructions, each done by a signal handler. (Other workers than 0 block signals.)"""
+    """The engine's real tile instructions; where trapped, by a signal handler. (Workers but 0 block signals.)"""
     with tile_instructions() as library, LLM(build(TRAPPED_AMX.name), threads=1) as llm:
         before = library.amx_trap_count()
         assert run(llm, [IDS]) == alone

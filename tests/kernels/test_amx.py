@@ -9,6 +9,7 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -21,7 +22,7 @@ from pelton.plugins.gemm.cpu import CpuGemm
 from pelton.plugins.gemm.tactics import AmxTactic
 
 from . import amx
-from .harness import BF16, F32, GuardedArrays, Inputs, bits, compiled, random_array, relative_error, target_of
+from .harness import BF16, F32, RANGES, GuardedArrays, Inputs, bits, compiled, random_array, relative_error, target_of
 from .test_attention import LONG, SHAPES, TOLERANCE, Shape, World, check_bits
 from .test_gemm import CASES, PACKED_CASES, Case
 
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.isa("avx512_bf16")
 EMULATED, TRAPPED = amx.EMULATED_AMX.name, amx.TRAPPED_AMX.name
 NAMES = ("direct_bf16", "crowded_bf16", "odd_bf16", "gated_bf16", "cast_bf16")
 #: Three blocks of k, the last step of which is 12 of 32.
-DEEP = Case(80, 1100, 40, F32, BF16, F32, bias=True)
+DEEP = Case(80, 1100, 70, F32, BF16, F32, bias=True)
 
 
 def special_values(rng: np.random.Generator, count: int) -> np.ndarray:
@@ -95,7 +96,7 @@ def test_never_depends_on_the_tactic(tactic: AmxTactic) -> None:
         kernel = dataclasses.replace(_kernel(case, EMULATED), tactic=tactic)
         count = case.arrays[0].shape[0]
         whole = case.run(EMULATED, slice(0, count))
-        for rows, workers in ((count, 1), (count, 3), (33, 2), (17, 1), (5, 2)):
+        for rows, workers in ((count, 1), (count, 3), (65, 2), (33, 2), (17, 1), (5, 2)):
             assert bits(_run(case, EMULATED, rows, workers, kernel)) == bits(whole[:rows]), (rows, workers)
 
 
@@ -110,15 +111,28 @@ def test_packed_weights_give_the_same_bits(name: str) -> None:
             got = packed.run(EMULATED, slice(0, rows), 1 + rows % 3, tactic)
             assert bits(got) == bits(whole[:rows]), (tactic, rows)
     with amx.tile_instructions():
-        got = _run(packed, TRAPPED, 40, 2, _kernel(packed, TRAPPED))
-        assert bits(got) == bits(whole[:40])
+        for rows in (40, 67):
+            got = _run(packed, TRAPPED, rows, 2, _kernel(packed, TRAPPED))
+            assert bits(got) == bits(whole[:rows])
+
+
+@pytest.mark.parametrize("k", [64, 1100])
+def test_more_rows_than_pass_by_at_once(k: int) -> None:
+    """The model's own tactic: its super rows are 512, or 256."""
+    case = Case(40, k, 530, F32, BF16, F32, residual=True)
+    case.call = dataclasses.replace(case.call, ranges=msgspec.structs.replace(RANGES, max_num_tokens=530))
+    whole = case.run(EMULATED, slice(0, 530))
+    assert relative_error(whole, case.reference(slice(0, 530))) < 1e-2
+    assert bits(case.run(EMULATED, slice(0, 530), workers=3)) == bits(whole)
+    for start in (0, 240, 500):
+        assert bits(case.run(EMULATED, slice(start, start + 30))) == bits(whole[start : start + 30])
 
 
 def test_a_weight_and_rows_are_not_read_past_their_ends() -> None:
     """Operands end where an unreadable page begins."""
     named = [CASES[name] for name in ("odd_bf16", "gated_bf16", "direct_bf16")]
     named += [PACKED_CASES[name].in_packed12() for name in ("half_a_panel", "residual", "one_block")]
-    for case, rows in itertools.product(named, (1, 16, 40)):
+    for case, rows in itertools.product(named, (1, 16, 40, 67)):
         operands = [np.ascontiguousarray(a) for a in case.operands(slice(0, rows))]
         operands[1] = case.packed
         expected = bits(case.run(EMULATED, slice(0, rows)))
@@ -129,11 +143,11 @@ def test_a_weight_and_rows_are_not_read_past_their_ends() -> None:
 
 
 def test_the_instructions_themselves_give_the_emulations_bits() -> None:
-    """Compiled with AMX as for sapphirerapids; every tile instruction is trapped and done in software."""
+    """Compiled with AMX as for sapphirerapids; tile instructions are the CPU's, or trapped and done in software."""
     with amx.tile_instructions() as library:
         for case in (*(CASES[n] for n in NAMES), DEEP):
             before = library.amx_trap_count()
-            for rows, workers in ((1, 1), (5, 2), (16, 1), (19, 1), (32, 3), (40, 2)):
+            for rows, workers in ((1, 1), (5, 2), (16, 1), (19, 1), (32, 3), (40, 2), (67, 2)):
                 got = _run(case, TRAPPED, rows, workers, _kernel(case, TRAPPED))
                 assert bits(got) == bits(case.run(EMULATED, slice(0, rows))), (rows, workers)
             assert amx.HAS_TILES or library.amx_trap_count() > before
