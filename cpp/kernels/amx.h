@@ -63,3 +63,32 @@ PELTON_INLINE void tile_dot_bf16() {
 }  // namespace pelton
 
 #endif
+
+namespace pelton {
+
+// A thread's tile registers, live from the first shape() to release().
+class LiveTiles {
+ public:
+  LiveTiles() = default;
+  LiveTiles(const LiveTiles&) = delete;
+  PELTON_INLINE ~LiveTiles() { release(); }
+
+  // Shapes the registers for `rows` rows, as fill(config) says, if they are not.
+  template <class F>
+  PELTON_INLINE void shape(int64_t rows, const F& fill) {
+    if (rows == rows_) return;
+    TileConfig config;
+    fill(config);
+    tile_config(&config);
+    rows_ = rows;
+  }
+  PELTON_INLINE void release() {
+    if (rows_ != 0) tile_release();
+    rows_ = 0;
+  }
+
+ private:
+  int64_t rows_ = 0;  // 0: there is no configuration
+};
+
+}  // namespace pelton

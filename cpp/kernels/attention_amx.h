@@ -40,8 +40,8 @@ struct AmxKeys {
       const Kv* block = Place::block(step, state, sequence, at);
       key[p] = block + Layout::k_index(kTokens, kDim, kv_head, at % kTokens, 0);
       if constexpr (!kWholeKeys) {
-        for (int d = 0; d < kDepth * kTileBf16Depth;
-             d += 2) {  // a vector is 16 keys' pair of values
+        // A vector is a pair of values of 16 keys.
+        for (int d = 0; d < kDepth * kTileBf16Depth; d += 2) {
           const I32 pair = d < kDim
                                ? load_int(reinterpret_cast<const int32_t*>(key[p] + d * kLanes))
                                : splat_int(0);
@@ -119,21 +119,15 @@ struct AmxKeys {
 // Registers: four tiles of sums, one of rows, two of keys or values in turns.
 struct AmxAttention {
   static constexpr int kSums = 4, kRowTile = 4, kOther = 5;
-  int64_t shaped = 0;  // rows; 0: there is no configuration
+  LiveTiles tiles;
 
-  PELTON_INLINE ~AmxAttention() { release(); }
-  PELTON_INLINE void release() {
-    if (shaped != 0) tile_release();
-    shaped = 0;
-  }
   PELTON_INLINE void shape(int64_t rows) {
-    if (rows == shaped) return;
-    TileConfig config;
-    for (int t = 0; t <= kRowTile; ++t) config.shape(t, rows);
-    for (int t = 0; t < 2; ++t) config.shape(kOther + t, kTileHeight);
-    tile_config(&config);
-    shaped = rows;
+    tiles.shape(rows, [&](TileConfig& config) {
+      for (int t = 0; t <= kRowTile; ++t) config.shape(t, rows);
+      for (int t = 0; t < 2; ++t) config.shape(kOther + t, kTileHeight);
+    });
   }
+  PELTON_INLINE void release() { tiles.release(); }
 
   // Rows in blocks of about equal size: work(first, count).
   template <class Work>

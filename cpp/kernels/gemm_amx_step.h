@@ -32,25 +32,19 @@ struct AmxRows : GemmRows<C, DotTile> {
   static constexpr int64_t kPairs = divide_up(kPanels, 2);
   using Sums = F32[kRows][2];
 
-  int64_t shaped = 0;  // rows that the registers are shaped for; 0: there is no configuration
-
-  PELTON_INLINE ~AmxRows() {
-    if (shaped != 0) tile_release();
-  }
+  LiveTiles tiles;
 
   // Row tiles hold `count` rows, at most kRows, in both.
   PELTON_INLINE void shape(int64_t count) {
-    if (count == shaped) return;
-    TileConfig config;
-    for (int r = 0; r < 2; ++r) {
-      const int64_t left = larger<int64_t>(count - r * kTileHeight, 0);
-      const int64_t height = smaller<int64_t>(left, kTileHeight);
-      config.shape(kRowTile + r, height);
-      for (int p = 0; p < 2; ++p) config.shape(r * 2 + p, height);
-    }
-    for (int p = 0; p < 2; ++p) config.shape(kPanelTile + p, kTileHeight);
-    tile_config(&config);
-    shaped = count;
+    tiles.shape(count, [&](TileConfig& config) {
+      for (int r = 0; r < 2; ++r) {
+        const int64_t left = larger<int64_t>(count - r * kTileHeight, 0);
+        const int64_t height = smaller<int64_t>(left, kTileHeight);
+        config.shape(kRowTile + r, height);
+        for (int p = 0; p < 2; ++p) config.shape(r * 2 + p, height);
+      }
+      for (int p = 0; p < 2; ++p) config.shape(kPanelTile + p, kTileHeight);
+    });
   }
 
   // 32 values of k of USED tiles of rows and of both panels.
