@@ -14,49 +14,68 @@ namespace pelton {
 template <class C>
 struct AmxStream : AmxRows<C> {
   using Base = AmxRows<C>;
-  using Base::AmxRows, Base::rows, Base::weight;
+  using Base::finish_rows, Base::rows, Base::weight;
   using Base::kPairs, Base::kRows, Base::kStepPieces, Base::kSteps, Base::kStride, Base::kTile;
-  using typename Base::Compute, typename Base::Feed, typename Base::Sums, typename Base::X;
-  // Steps ahead: a tile is not loaded as soon as it is written.
-  static constexpr int64_t kLead = smaller<int64_t>(2, kSteps), kRing = 4;
+  using typename Base::Compute, typename Base::Feed, typename Base::X;
+  // Steps that are brought before one is multiplied, also across pairs: a tile is not loaded as
+  // soon as it is written, and memory has no pause between two pairs.
+  static constexpr int64_t kLead = 2, kRing = 4;
 
+  const X* ready;
+  Feed feed{weight};
+  int64_t pair, end;  // the feed's, and the first one that is another worker's
+  int64_t row = 0,
+          at = 0;  // the first row that the feed's next step is for, and which step that is
+  int64_t brought = 0, taken = 0;  // steps in all
+  alignas(64) Compute ring[kRing][2][kTile];
+
+  PELTON_INLINE AmxStream(void* const* args, int64_t row_count, pelton_worker* worker)
+      : Base(args, row_count), ready(Base::staged(worker)) {
+    const Range mine = share(kPairs, worker);
+    pair = mine.begin, end = mine.end;
+  }
+
+  // Brings the next step, if there is one; a pair's steps come once for each two tiles of rows.
+  PELTON_INLINE void bring() {
+    if (pair >= end) return;
+    if (at == 0) feed.begin(pair, 0);
+    Compute(&to)[2][kTile] = ring[brought++ % kRing];
+    for (int64_t i = 0; i < kStepPieces; ++i) {
+      feed.take(to[0] + i * Feed::kPiece, to[1] + i * Feed::kPiece);
+    }
+    if (++at < kSteps) return;
+    at = 0, row += kRows;
+    if (row >= rows) row = 0, ++pair;
+  }
   // `count` rows from first_row on, USED tiles of them.
   template <int USED>
-  __attribute__((noinline)) void multiply(const X* ready, Feed& feed, int64_t pair,
-                                          int64_t first_row, int64_t count) {
-    alignas(64) Compute ring[kRing][2][kTile];
-    const auto bring = [&](int64_t s) {
-      Compute(&to)[2][kTile] = ring[s % kRing];
-      for (int64_t i = 0; i < kStepPieces; ++i) {
-        feed.take(to[0] + i * Feed::kPiece, to[1] + i * Feed::kPiece);
-      }
-    };
+  __attribute__((noinline)) void multiply(int64_t of_pair, int64_t first_row, int64_t count) {
     this->shape(count);
     Base::template clear_sums<USED>();
-    feed.begin(pair, 0);
     const X* from = ready + first_row * kStride;
-    for (int64_t s = 0; s < kLead; ++s) bring(s);
     for (int64_t s = 0; s < kSteps; ++s, from += kTileBf16Depth) {
-      if (s + kLead < kSteps) bring(s + kLead);
-      Base::template step<USED>(from, ring[s % kRing][0], ring[s % kRing][1]);
+      bring();
+      const Compute(&panels)[2][kTile] = ring[taken++ % kRing];
+      Base::template step<USED>(from, panels[0], panels[1]);
+      // Of the tile before. All at once, since the lines that they go to come from far away.
+      if (s == 0) finish_rows(kRows);
     }
-    Sums sums;
-    Base::template store_sums<USED>(sums);
-    for (int64_t row = 0; row < count; ++row) Base::finish_pair(sums[row], pair, first_row + row);
+    Base::template leave_sums<USED>(of_pair, first_row, count);
   }
-  PELTON_INLINE void run(const X* ready, const pelton_worker* worker) {
-    const Range mine = share(kPairs, worker);
-    Feed feed{weight};
-    for (int64_t pair = mine.begin; pair < mine.end; ++pair) {
-      for (int64_t row = 0; row < rows; row += kRows) {
-        const int64_t count = smaller<int64_t>(rows - row, kRows);
+  PELTON_INLINE void run() {
+    const int64_t begin = pair;
+    for (int64_t i = 0; i < kLead; ++i) bring();
+    for (int64_t p = begin; p < end; ++p) {
+      for (int64_t first = 0; first < rows; first += kRows) {
+        const int64_t count = smaller<int64_t>(rows - first, kRows);
         if (count > kTileHeight) {
-          multiply<2>(ready, feed, pair, row, count);
+          multiply<2>(p, first, count);
         } else {
-          multiply<1>(ready, feed, pair, row, count);
+          multiply<1>(p, first, count);
         }
       }
     }
+    finish_rows(kRows);
   }
 };
 
@@ -68,8 +87,8 @@ template <class C>
 PELTON_INLINE void gemm_amx(void* const* args, pelton_worker* worker, int64_t rows) {
   if (rows <= 0) return;
   if (rows <= kMostStreamRows) {
-    AmxStream<C> stream(args, rows);
-    stream.run(stream.staged(worker), worker);
+    AmxStream<C> stream(args, rows, worker);
+    stream.run();
   } else {
     AmxTiles<C> tiles(args, rows);
     tiles.run(tiles.staged(worker), worker);

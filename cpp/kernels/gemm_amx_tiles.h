@@ -14,7 +14,7 @@ namespace pelton {
 template <class C>
 struct AmxTiles : AmxRows<C> {
   using Base = AmxRows<C>;
-  using Base::AmxRows, Base::finish_pair, Base::rows, Base::weight;
+  using Base::AmxRows, Base::finish_rows, Base::rows, Base::weight;
   using Base::kBlockSteps, Base::kOneBlock, Base::kPairs, Base::kRows, Base::kSteps;
   using Base::kStepPieces, Base::kStride, Base::kTile;
   using typename Base::Compute, typename Base::Feed, typename Base::Sums, typename Base::X;
@@ -39,10 +39,6 @@ struct AmxTiles : AmxRows<C> {
   Feed feed{weight};
   Compute* feed_to = nullptr;  // the first panel's place; the second's is half a buffer further
   int64_t feed_left = 0, feed_rate = 0;  // pieces in all, and of each step
-  // The tile whose outputs are being finished: rows next .. end - 1 of it are left.
-  Sums done;
-  int64_t done_pair = 0, done_row = 0;
-  int done_next = 0, done_end = 0;
   static constexpr int64_t kPanelBlock = kBlockSteps * kTile;
   alignas(64) Compute near[2][2 * kPanelBlock];
   Sums partial[kBatch][kOneBlock ? 1 : kSuperBlocks];  // between blocks of k
@@ -50,11 +46,6 @@ struct AmxTiles : AmxRows<C> {
   PELTON_INLINE void bring(int64_t pieces) {
     for (; pieces > 0 && feed_left > 0; --pieces, --feed_left, feed_to += Feed::kPiece) {
       feed.take(feed_to, feed_to + kPanelBlock);
-    }
-  }
-  PELTON_INLINE void finish_rows(int count) {
-    for (; count > 0 && done_next < done_end; --count, ++done_next) {
-      finish_pair(done[done_next], done_pair, done_row + done_next);
     }
   }
   // In between two steps.
@@ -79,10 +70,8 @@ struct AmxTiles : AmxRows<C> {
       beside();
     }
     if (kOneBlock || job.block == kBlocks - 1) {
-      finish_rows(kRows);
-      Base::template store_sums<USED>(done);
-      done_pair = job.pair, done_row = first_row, done_next = 0;
-      done_end = static_cast<int>(smaller<int64_t>(rows - first_row, kRows));
+      Base::template leave_sums<USED>(job.pair, first_row,
+                                      smaller<int64_t>(rows - first_row, kRows));
     } else {
       Base::template store_sums<USED>(sums);
     }

@@ -69,6 +69,14 @@ struct Packed12 {
   }
 };
 
+// Of a stream that has come to `from`: the line FAR bytes ahead into the second-level cache, the
+// one NEAR bytes ahead into the first.
+template <int FAR, int NEAR>
+PELTON_INLINE void read_ahead(const void* from) {
+  __builtin_prefetch(static_cast<const char*>(from) + FAR, 0, 2);
+  __builtin_prefetch(static_cast<const char*>(from) + NEAR, 0, 3);
+}
+
 // One half of a panel, whose blocks are read in ascending order.
 template <int64_t K>
 class PackedHalf {
@@ -96,14 +104,13 @@ class PackedHalf {
     const I32 low[2] = {load_int(from), load_int(from + 16)};
     combine(number, low, names, pairs);
   }
-  // The same line by line in order, and with each line another is brought into the second-level
-  // cache, AHEAD bytes from there.
-  template <int64_t AHEAD>
+  // The same line by line in order, and with each line others are read ahead.
+  template <int FAR, int NEAR>
   PELTON_INLINE void read_in_order(int64_t number, I32 (&pairs)[4]) {
     const uint8_t* from = block(number);
     I32 line[3];
     for (int i = 0; i < 3; ++i) {
-      __builtin_prefetch(from + 64 * i + AHEAD, 0, 2);
+      read_ahead<FAR, NEAR>(from + 64 * i);
       line[i] = load_int(reinterpret_cast<const int32_t*>(from + 64 * i));
       stay_in_order(line[i]);
     }
