@@ -23,9 +23,9 @@ struct AmxStream : AmxRows<C> {
 
   const X* ready;
   Feed feed{weight};
-  int64_t pair, end;  // the feed's, and the first one that is another worker's
-  int64_t row = 0,
-          at = 0;  // the first row that the feed's next step is for, and which step that is
+  // The feed's next step is step `at` of `pair`, for the rows from `row` on; pair `end` is another
+  // worker's.
+  int64_t pair, row = 0, at = 0, end;
   int64_t brought = 0, taken = 0;  // steps in all
   alignas(64) Compute ring[kRing][2][kTile];
 

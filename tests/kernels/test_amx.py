@@ -116,6 +116,17 @@ def test_packed_weights_give_the_same_bits(name: str) -> None:
             assert bits(got) == bits(whole[:rows])
 
 
+@pytest.mark.parametrize("k", [8, 24, 40])
+def test_a_pair_of_panels_with_fewer_steps_than_are_brought_ahead(k: int) -> None:
+    """Panels are brought two steps ahead, so one or two pairs ahead here, in the last one beside nothing."""
+    case = Case(200, k, 67, F32, BF16, F32, bias=True)
+    whole = case.run(EMULATED, slice(0, 67))
+    assert relative_error(whole, case.reference(slice(0, 67))) < 1e-2
+    for layout, rows, workers in itertools.product((case, case.in_packed12()), (1, 16, 33, 64), (1, 2, 9)):
+        got = layout.run(EMULATED, slice(3, 3 + rows), workers)
+        assert bits(got) == bits(whole[3 : 3 + rows]), (layout.call.inputs[1].layout, rows, workers)
+
+
 @pytest.mark.parametrize("k", [64, 1100])
 def test_more_rows_than_pass_by_at_once(k: int) -> None:
     """The model's own tactic: its super rows are 512, or 256."""
