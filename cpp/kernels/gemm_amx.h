@@ -57,7 +57,8 @@ struct AmxStream : AmxRows<C> {
       bring();
       const Compute(&panels)[2][kTile] = ring[taken++ % kRing];
       Base::template step<USED>(from, panels[0], panels[1]);
-      // Of the tile before. All at once, since the lines that they go to come from far away.
+      // Of the tile before. All at once, unlike beside many rows (gemm_amx_tiles.h): the lines that
+      // they go to come from far away, and are waited for together.
       if (s == 0) finish_rows(kRows);
     }
     Base::template leave_sums<USED>(of_pair, first_row, count);

@@ -89,8 +89,7 @@ struct AmxRows : GemmRows<C, DotTile> {
     store_sums<USED>(done);
     done_pair = pair, done_row = first_row, done_next = 0, done_end = static_cast<int>(count);
   }
-  // At most `count` rows more. The tile unit works by itself: done between the steps of the next
-  // tile this costs little, all at once it leaves the tile unit and memory idle.
+  // At most `count` rows more, beside steps of the next tile: the tile unit works by itself.
   PELTON_INLINE void finish_rows(int count) {
     for (; count > 0 && done_next < done_end; --count, ++done_next) {
       finish_pair(done[done_next], done_pair, done_row + done_next);

@@ -76,7 +76,7 @@ class PanelFeed {
       for (int v = 0; v < kVectors; ++v) {
         const int64_t at = piece * kPiece + v * 2 * kLanes;
         const bool there = from != nullptr && (kEven || at < Rows::kPanel);
-        if (there) read_ahead<kFar, kNear>(from + at);
+        if (there) prefetch_far_and_near<kFar, kNear>(from + at);
         pairs[v] = there ? load_int(reinterpret_cast<const int32_t*>(from + at)) : splat_int(0);
       }
     }

@@ -69,14 +69,6 @@ struct Packed12 {
   }
 };
 
-// Of a stream that has come to `from`: the line FAR bytes ahead into the second-level cache, the
-// one NEAR bytes ahead into the first.
-template <int FAR, int NEAR>
-PELTON_INLINE void read_ahead(const void* from) {
-  __builtin_prefetch(static_cast<const char*>(from) + FAR, 0, 2);
-  __builtin_prefetch(static_cast<const char*>(from) + NEAR, 0, 3);
-}
-
 // One half of a panel, whose blocks are read in ascending order.
 template <int64_t K>
 class PackedHalf {
@@ -110,7 +102,7 @@ class PackedHalf {
     const uint8_t* from = block(number);
     I32 line[3];
     for (int i = 0; i < 3; ++i) {
-      read_ahead<FAR, NEAR>(from + 64 * i);
+      prefetch_far_and_near<FAR, NEAR>(from + 64 * i);
       line[i] = load_int(reinterpret_cast<const int32_t*>(from + 64 * i));
       stay_in_order(line[i]);
     }

@@ -108,6 +108,14 @@ PELTON_INLINE float max_lane(F32 a) {
   return _mm_cvtss_f32(_mm_max_ss(h2, _mm_movehdup_ps(h2)));
 }
 
+// Of a stream that has come to `from`: the line FAR bytes ahead into the second-level cache, the
+// one NEAR bytes ahead into the first.
+template <int FAR, int NEAR>
+PELTON_INLINE void prefetch_far_and_near(const void* from) {
+  __builtin_prefetch(static_cast<const char*>(from) + FAR, 0, 2);
+  __builtin_prefetch(static_cast<const char*>(from) + NEAR, 0, 3);
+}
+
 // --- scalars
 // --------------------------------------------------------------------------------------
 

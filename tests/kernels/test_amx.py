@@ -118,7 +118,7 @@ def test_packed_weights_give_the_same_bits(name: str) -> None:
 
 @pytest.mark.parametrize("k", [8, 24, 40])
 def test_a_pair_of_panels_with_fewer_steps_than_are_brought_ahead(k: int) -> None:
-    """Panels are brought two steps ahead, so one or two pairs ahead here, in the last one beside nothing."""
+    """Panels are brought two steps ahead: here of one or two pairs further on, and of none behind the last."""
     case = Case(200, k, 67, F32, BF16, F32, bias=True)
     whole = case.run(EMULATED, slice(0, 67))
     assert relative_error(whole, case.reference(slice(0, 67))) < 1e-2
