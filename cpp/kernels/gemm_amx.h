@@ -4,6 +4,7 @@
 // of the tiles and however many of their rows are in use; the instruction itself treats each row
 // alike. So few rows are tiles of few rows, and results depend on (N, K) alone.
 #pragma once
+#include "claims.h"
 #include "gemm_amx_tiles.h"
 
 namespace pelton {
@@ -23,29 +24,34 @@ struct AmxStream : AmxRows<C> {
 
   const X* ready;
   Feed feed{weight};
-  // The feed's next step is step `at` of `pair`, for the rows from `row` on; pair `end` is another
-  // worker's.
-  int64_t pair, row = 0, at = 0, end;
+  Claims claims;  // of pairs
+  Range claimed;  // what is left of the last ones
+  // The feed's next step is step `at` of the first pair claimed, for the rows from `row` on.
+  int64_t row = 0, at = 0;
   int64_t brought = 0, taken = 0;  // steps in all
+  int64_t pair_of[kRing];          // the pair of each step in the ring
   alignas(64) Compute ring[kRing][2][kTile];
 
   PELTON_INLINE AmxStream(void* const* args, int64_t row_count, pelton_worker* worker)
-      : Base(args, row_count), ready(Base::staged(worker)) {
-    const Range mine = share(kPairs, worker);
-    pair = mine.begin, end = mine.end;
-  }
+      : Base(args, row_count),
+        ready(Base::staged(worker)),
+        claims(kPairs, worker),
+        claimed(claims.take()) {}
 
   // Brings the next step, if there is one; a pair's steps come once for each two tiles of rows.
   PELTON_INLINE void bring() {
-    if (pair >= end) return;
-    if (at == 0) feed.begin(pair, 0);
+    if (claimed.begin >= claimed.end) return;
+    if (at == 0) feed.begin(claimed.begin, 0);
+    pair_of[brought % kRing] = claimed.begin;
     Compute(&to)[2][kTile] = ring[brought++ % kRing];
     for (int64_t i = 0; i < kStepPieces; ++i) {
       feed.take(to[0] + i * Feed::kPiece, to[1] + i * Feed::kPiece);
     }
     if (++at < kSteps) return;
     at = 0, row += kRows;
-    if (row >= rows) row = 0, ++pair;
+    if (row < rows) return;
+    row = 0;
+    if (++claimed.begin >= claimed.end) claimed = claims.take();
   }
   // `count` rows from first_row on, USED tiles of them.
   template <int USED>
@@ -64,15 +70,15 @@ struct AmxStream : AmxRows<C> {
     Base::template leave_sums<USED>(of_pair, first_row, count);
   }
   PELTON_INLINE void run() {
-    const int64_t begin = pair;
     for (int64_t i = 0; i < kLead; ++i) bring();
-    for (int64_t p = begin; p < end; ++p) {
+    while (taken < brought) {
+      const int64_t pair = pair_of[taken % kRing];
       for (int64_t first = 0; first < rows; first += kRows) {
         const int64_t count = smaller<int64_t>(rows - first, kRows);
         if (count > kTileHeight) {
-          multiply<2>(p, first, count);
+          multiply<2>(pair, first, count);
         } else {
-          multiply<1>(p, first, count);
+          multiply<1>(pair, first, count);
         }
       }
     }

@@ -2,6 +2,7 @@
 // and a tile's outputs are finished while the next tile is summed: the tile unit works by itself,
 // and what the vectors do meanwhile costs little if it is spread out between its instructions.
 #pragma once
+#include "claims.h"
 #include "gemm_amx_step.h"
 
 namespace pelton {
@@ -22,16 +23,36 @@ struct AmxTiles : AmxRows<C> {
   static constexpr int64_t kSuperBlocks = divide_up(C::kSuperRows, kRows);
   static constexpr int64_t kBatch = kOneBlock ? 1 : smaller<int64_t>(C::kBatchPairs, kPairs);
 
-  // A block of k of a pair of panels.
+  // Tiles begin .. end - 1, in order of pair and row block, of the `here` row blocks from `above`
+  // on.
+  struct Piece {
+    int64_t above, here, begin, end;
+    PELTON_INLINE int64_t first_pair() const { return begin / here; }
+    PELTON_INLINE int64_t end_pair() const { return divide_up(end, here); }
+  };
+  // A block of k of a pair of panels, for the row blocks of a piece that want it.
   struct Job {
+    Piece piece;
     int64_t batch, block, pair;  // batch: its first pair
+
+    static PELTON_INLINE Job first(const Piece& piece) {
+      return {piece, piece.first_pair(), 0, piece.first_pair()};
+    }
+    // The next of the piece, or one at its end.
+    PELTON_INLINE Job next() const {
+      const int64_t end = piece.end_pair();
+      if (pair + 1 < smaller(batch + kBatch, end)) return {piece, batch, block, pair + 1};
+      if (block + 1 < kBlocks) return {piece, batch, block + 1, batch};
+      const int64_t after = smaller(batch + kBatch, end);
+      return {piece, after, 0, after};
+    }
+    PELTON_INLINE bool any() const { return pair < piece.end_pair(); }
     PELTON_INLINE int64_t steps() const {
       return smaller<int64_t>(kBlockSteps, kSteps - block * kBlockSteps);
     }
-    PELTON_INLINE Job next(int64_t end) const {  // of pairs
-      if (pair + 1 < smaller(batch + kBatch, end)) return {batch, block, pair + 1};
-      if (block + 1 < kBlocks) return {batch, block + 1, batch};
-      return {batch + kBatch, 0, batch + kBatch};
+    PELTON_INLINE Range row_blocks() const {
+      return {larger<int64_t>(piece.begin - pair * piece.here, 0),
+              smaller<int64_t>(piece.end - pair * piece.here, piece.here)};
     }
   };
 
@@ -84,19 +105,39 @@ struct AmxTiles : AmxRows<C> {
     feed_rate = divide_up(feed_left, beside_steps);
   }
 
-  // Row blocks from `above` on, `here` of them; tiles begin .. end - 1 in order of pair, row block.
-  PELTON_INLINE void super_rows(int64_t above, int64_t here, int64_t begin, int64_t end) {
-    const int64_t first = begin / here, stop = divide_up(end, here);
-    Job job = {first, 0, first};
+  // The next piece of this worker's; empty when all is claimed.
+  PELTON_INLINE Piece next_piece(Claims& claims, Range& claimed) const {
+    if (claimed.begin >= claimed.end) claimed = claims.take();
+    if (claimed.begin >= claimed.end) return {0, 1, 0, 0};
+    const int64_t above = claimed.begin / (kPairs * kSuperBlocks) * kSuperBlocks;
+    const int64_t here = smaller(kSuperBlocks, divide_up(rows, kRows) - above);
+    const int64_t base = above * kPairs, end = smaller(claimed.end - base, kPairs * here);
+    const Piece piece = {above, here, claimed.begin - base, end};
+    claimed.begin = base + end;
+    return piece;
+  }
+
+  // Tiles in order: super rows, pair, row block.
+  PELTON_INLINE void run(const X* staged_rows, pelton_worker* worker) {
+    static_assert(sizeof(AmxTiles) <= 1536 << 10, "the stack may be smaller");
+    ready = staged_rows;
+    const int64_t row_blocks = divide_up(rows, kRows);
+    Claims claims(kPairs * row_blocks, worker, kBatch * smaller(kSuperBlocks, row_blocks));
+    Range claimed = {0, 0};
+    Job job = Job::first(next_piece(claims, claimed));
+    if (!job.any()) return;
     begin_feed(job, near[0], 1);
     bring(feed_left);
-    for (int which = 0; job.pair < stop; which ^= 1) {
-      const Job next = job.next(stop);
-      const int64_t from = larger<int64_t>(begin - job.pair * here, 0);
-      const int64_t to = smaller<int64_t>(end - job.pair * here, here);
-      if (next.pair < stop) begin_feed(next, near[which ^ 1], (to - from) * job.steps());
-      for (int64_t b = from; b < to; ++b) {
-        const int64_t row = (above + b) * kRows, count = smaller<int64_t>(rows - row, kRows);
+    for (int which = 0; job.any(); which ^= 1) {
+      Job next = job.next();
+      if (!next.any()) next = Job::first(next_piece(claims, claimed));
+      const Range blocks = job.row_blocks();
+      if (next.any()) {
+        begin_feed(next, near[which ^ 1], (blocks.end - blocks.begin) * job.steps());
+      }
+      for (int64_t b = blocks.begin; b < blocks.end; ++b) {
+        const int64_t row = (job.piece.above + b) * kRows;
+        const int64_t count = smaller<int64_t>(rows - row, kRows);
         Sums& sums = partial[job.pair - job.batch][kOneBlock ? 0 : b];
         this->shape(count);
         if (count > kTileHeight) {
@@ -107,21 +148,6 @@ struct AmxTiles : AmxRows<C> {
       }
       bring(feed_left);
       job = next;
-    }
-  }
-
-  // Tiles in order: super rows, pair, row block. This worker does a contiguous part of them.
-  PELTON_INLINE void run(const X* staged_rows, const pelton_worker* worker) {
-    static_assert(sizeof(AmxTiles) <= 1536 << 10, "the stack may be smaller");
-    ready = staged_rows;
-    const int64_t row_blocks = divide_up(rows, kRows);
-    const Range mine = share(kPairs * row_blocks, worker);
-    for (int64_t i = mine.begin; i < mine.end;) {
-      const int64_t above = i / (kPairs * kSuperBlocks) * kSuperBlocks;  // blocks before
-      const int64_t here = smaller(kSuperBlocks, row_blocks - above), base = above * kPairs;
-      const int64_t end = smaller(mine.end - base, kPairs * here);
-      super_rows(above, here, i - base, end);
-      i = base + end;
     }
     finish_rows(kRows);
   }

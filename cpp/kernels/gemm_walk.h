@@ -15,17 +15,20 @@
 //     outputs, else `sums` are left for the next block. Meanwhile memory at `ahead` is read ahead.
 //     fresh: no tile before this one needed this block of k of these panels.
 #pragma once
+#include "claims.h"
 #include "gemm_rows.h"
 
 namespace pelton {
 
 template <int M, class Blocks>
 PELTON_INLINE void run_streams(Blocks& blocks, const typename Blocks::X* ready,
-                               const pelton_worker* worker) {
-  const Range mine = share(Blocks::kStreams, worker);
-  for (int64_t number = mine.begin; number < mine.end; ++number) {
-    for (int64_t row = 0; row < blocks.rows; row += M) {
-      blocks.template stream<M>(ready, row, number);
+                               pelton_worker* worker) {
+  Claims claims(Blocks::kStreams, worker);
+  for (Range mine = claims.take(); mine.begin < mine.end; mine = claims.take()) {
+    for (int64_t number = mine.begin; number < mine.end; ++number) {
+      for (int64_t row = 0; row < blocks.rows; row += M) {
+        blocks.template stream<M>(ready, row, number);
+      }
     }
   }
 }
@@ -61,14 +64,16 @@ PELTON_INLINE void group_rows(B& blocks, const typename B::X* ready, int64_t gro
   }
 }
 
-// Tiles in order: super rows, group, row block. This worker does a contiguous part of them.
+// Tiles in order: super rows, group, row block.
 template <class B>
-PELTON_INLINE void run_tiles(B& blocks, const typename B::X* ready, const pelton_worker* worker) {
+PELTON_INLINE void run_tiles(B& blocks, const typename B::X* ready, pelton_worker* worker) {
   constexpr int M = B::M;
   const int64_t row_blocks = divide_up(blocks.rows, M);
-  const Range mine = share(B::kGroups * row_blocks, worker);
+  // Whole groups, whose panels one worker then brings to its cache for all of their rows.
+  Claims claims(B::kGroups * row_blocks, worker, smaller(B::kSuperBlocks, row_blocks));
   typename B::Sums sums;
-  for (int64_t i = mine.begin; i < mine.end;) {
+  for (Range mine = claims.take(); mine.begin < mine.end;) {
+    const int64_t i = mine.begin;
     const int64_t above = i / (B::kGroups * B::kSuperBlocks) * B::kSuperBlocks;  // blocks before
     const int64_t here = smaller(B::kSuperBlocks, row_blocks - above);
     const int64_t at = i - above * B::kGroups, group = at / here, begin = at % here;
@@ -85,7 +90,8 @@ PELTON_INLINE void run_tiles(B& blocks, const typename B::X* ready, const pelton
         }
       }
     }
-    i += end - begin;
+    mine.begin += end - begin;
+    if (mine.begin >= mine.end) mine = claims.take();
   }
 }
 

@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-#define PELTON_INLINE inline __attribute__((always_inline))
+#include "inline.h"
 
 namespace pelton {
 

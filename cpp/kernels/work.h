@@ -1,7 +1,7 @@
 // Static division of work among the workers of a team.
 #pragma once
+#include "inline.h"
 #include "pelton/abi.h"
-#include "vec.h"
 
 namespace pelton {
 

@@ -58,8 +58,11 @@ class Team {
   void run(Job job, void* context);
 
  private:
-  struct alignas(64) Slot {
+  struct alignas(PELTON_CACHE_LINE) Slot {
     pelton_worker worker;
+  };
+  struct alignas(PELTON_CACHE_LINE) Unclaimed {
+    pelton_unclaimed part;
   };
 
   void loop(int index, int cpu);
@@ -76,6 +79,7 @@ class Team {
   alignas(64) std::atomic<int32_t> arrived_{0};  // in the current barrier
   WaitWord phase_;                               // counts barriers
   std::unique_ptr<Slot[]> slots_;
+  std::unique_ptr<Unclaimed[]> unclaimed_;
   std::vector<std::thread> threads_;
 };
 

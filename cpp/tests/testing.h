@@ -14,6 +14,7 @@
 namespace pelton {
 
 using Test = std::pair<const char*, void (*)()>;
+std::vector<Test> claims_tests();
 std::vector<Test> team_tests();
 
 inline int failures = 0;

@@ -57,8 +57,14 @@ class Step(ctypes.Structure):
     )
 
 
+class Unclaimed(ctypes.Structure):
+    """pelton_unclaimed."""
+
+    _fields_ = (("range", ctypes.c_uint64), ("rest_of_line", ctypes.c_uint8 * 56))
+
+
 class Worker(ctypes.Structure):
-    pass
+    """pelton_worker."""
 
 
 _BARRIER = ctypes.CFUNCTYPE(None, ctypes.POINTER(Worker))
@@ -67,6 +73,8 @@ Worker._fields_ = [
     ("count", ctypes.c_int32),
     ("team", ctypes.c_void_p),
     ("barrier", _BARRIER),
+    ("unclaimed", ctypes.POINTER(Unclaimed)),
+    ("jobs", ctypes.c_uint32),
 ]
 
 
@@ -193,7 +201,8 @@ def run_workers(
     """
     barrier = threading.Barrier(count, at_barrier, timeout=60)
     meet = _BARRIER(lambda _: barrier.wait() and None)
-    workers = [Worker(index=i, count=count, barrier=meet) for i in range(count)]
+    unclaimed = (Unclaimed * count)()
+    workers = [Worker(index=i, count=count, barrier=meet, unclaimed=unclaimed) for i in range(count)]
     if count == 1:
         function(ctypes.byref(step), pointers, ctypes.byref(workers[0]))
         return

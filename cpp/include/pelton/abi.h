@@ -10,8 +10,9 @@
 extern "C" {
 #endif
 
-#define PELTON_ABI_VERSION 1u
+#define PELTON_ABI_VERSION 2u
 #define PELTON_MAX_KV_GROUPS 4
+#define PELTON_CACHE_LINE 64
 
 // Sampling parameters and results, by row of R; see runtime/step.py for meanings.
 typedef struct pelton_sampling {
@@ -59,12 +60,21 @@ typedef struct pelton_step {
   pelton_sampling sampling;
 } pelton_step;
 
+// What a worker has left of work that is claimed while it is done (kernels/claims.h), on a cache
+// line of its own. Zero at first; the runtime never looks at it.
+typedef struct pelton_unclaimed {
+  uint64_t range;
+  uint8_t rest_of_line[PELTON_CACHE_LINE - sizeof(uint64_t)];
+} pelton_unclaimed;
+
 // A worker of the thread team. All workers run every launch; worker 0 is the caller's thread.
 typedef struct pelton_worker {
   int32_t index;
   int32_t count;
   void* team;
   void (*barrier)(struct pelton_worker*);  // every worker of the team meets; usable inside a kernel
+  pelton_unclaimed* unclaimed;             // [count], shared
+  uint32_t jobs;                           // such jobs that this worker has come to
 } pelton_worker;
 
 // A kernel. `args`: inputs, outputs, states, scratch, in the launch's order ("none" operands are
