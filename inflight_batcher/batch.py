@@ -58,7 +58,7 @@ class _Buffers:
         tokens, seqs, rows = ranges.max_num_tokens, ranges.max_batch_size, ranges.max_logits_rows
         self.token_ids = np.empty(tokens, np.int32)
         self.positions = np.empty(tokens, np.int32)
-        self.position_view = self.positions.data  # takes one number sooner than numpy does
+        self.position_view = self.positions.data  # to write one number through: sooner done than through the array
         self.query_start = np.zeros(seqs + 1, np.int32)
         self.slots = np.empty(seqs, np.int32)
         self.tables = [np.empty((seqs, ranges.max_blocks_per_seq), np.int32) for _ in range(num_groups)]

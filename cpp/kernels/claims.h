@@ -1,5 +1,5 @@
-// Work that is shared out while it is done, so that a worker that is held up, by a neighbour on its
-// CPU or by slow memory, keeps nobody waiting for long.
+// Work that is shared out while it is done, so that a worker that is held up in the middle of it,
+// by a neighbour on its CPU or by slow memory, keeps nobody waiting for long.
 #pragma once
 #include "work.h"
 
@@ -11,21 +11,25 @@ namespace pelton {
 // item is one worker's, and which one's depends on time: only for work whose result does not.
 //
 // Every worker of the team must make its Claims of the same jobs in the same order, and take until
-// nothing is left; no barrier is needed before, between or after.
+// nothing is left; no barrier is needed before, between or after, as long as no two are 2^16 jobs
+// apart. A worker that has not begun a job cannot be helped. Claims order no other memory: what
+// items read must have been published by a barrier.
 class Claims {
  public:
-  static constexpr int64_t kMost = (1 << 24) - 1;  // items
+  // Items that have room in a part. Of more, two or four and so on are claimed as one.
+  static constexpr int64_t kMost = (1 << 24) - 1;
 
-  // grain: pieces are multiples of it, but for the last ones.
+  // grain: pieces end at multiples of it, but for those at the end of what a worker has.
   PELTON_INLINE Claims(int64_t total, pelton_worker* worker, int64_t grain = 1)
-      : worker_(worker), grain_(grain), job_(++worker->jobs & 0xffff) {
-    const Range mine = share(total, worker);
+      : worker_(worker), total_(total), job_(++worker->jobs & 0xffff) {
     if (worker->count == 1) {
-      alone_ = mine;
-    } else {
-      // Nobody else writes here: what was left of the job before is nothing.
-      __atomic_store_n(part(worker->index), packed(mine), __ATOMIC_RELAXED);
+      alone_ = {0, total};
+      return;
     }
+    while (units(total) > kMost) ++shift_;
+    grain_ = units(grain);
+    // What this worker had of the job before is used up, and others only change what is not.
+    publish(share(units(total), worker));
   }
 
   // The next piece, which is this worker's alone; empty when all is claimed.
@@ -35,42 +39,48 @@ class Claims {
       alone_ = {0, 0};
       return all;
     }
-    return claim();
+    const Range piece = claim();
+    return {piece.begin << shift_, smaller(piece.end << shift_, total_)};
   }
 
  private:
   // Out of line: it is called once in many microseconds.
   __attribute__((noinline)) Range claim() {
-    for (;;) {
-      uint64_t* own = part(worker_->index);
-      uint64_t seen = __atomic_load_n(own, __ATOMIC_RELAXED);
-      const Range left = range(seen);
-      const int64_t count = left.end - left.begin;
-      if (count == 0) {
-        if (!take_over()) return {0, 0};
-        continue;
-      }
-      const int64_t whole = count / kPieces / grain_ * grain_;
-      const int64_t end = left.begin + smaller(larger(whole, grain_), count);
-      if (exchange(own, seen, {end, left.end})) return {left.begin, end};
+    uint64_t* own = part(worker_->index);
+    uint64_t seen = __atomic_load_n(own, __ATOMIC_RELAXED);
+    while (any(seen)) {
+      const Range left = range(seen), piece = {left.begin, end_of_piece(left)};
+      if (exchange(own, seen, {piece.end, left.end})) return piece;
     }
+    return take_over();
   }
-  // Half of what the first one has that has any.
-  PELTON_INLINE bool take_over() {
+  // The first piece of the second half of what the next worker has left that has anything left; the
+  // others of it become this worker's own.
+  PELTON_INLINE Range take_over() {
     for (int32_t i = 1; i < worker_->count; ++i) {
       uint64_t* other = part((worker_->index + i) % worker_->count);
       uint64_t seen = __atomic_load_n(other, __ATOMIC_RELAXED);
       // Another one's part of an earlier job or of a later one is none of this.
-      while (seen >> 48 == job_ && range(seen).begin < range(seen).end) {
+      while (seen >> 48 == job_ && any(seen)) {
         const Range left = range(seen);
         const int64_t middle = left.begin + (left.end - left.begin) / 2;
         if (exchange(other, seen, {left.begin, middle})) {
-          __atomic_store_n(part(worker_->index), packed({middle, left.end}), __ATOMIC_RELAXED);
-          return true;
+          const int64_t end = end_of_piece({middle, left.end});
+          publish({end, left.end});
+          return {middle, end};
         }
       }
     }
-    return false;
+    return {0, 0};
+  }
+
+  // A piece is a quarter of what is left, or a grain: the rest can be taken over.
+  PELTON_INLINE int64_t end_of_piece(Range left) const {
+    const int64_t end = left.begin + larger((left.end - left.begin) / 4, grain_);
+    return smaller(end / grain_ * grain_, left.end);
+  }
+  PELTON_INLINE int64_t units(int64_t items) const {
+    return divide_up(items, int64_t{1} << shift_);
   }
 
   PELTON_INLINE uint64_t* part(int32_t index) const { return &worker_->unclaimed[index].range; }
@@ -82,16 +92,18 @@ class Claims {
   static PELTON_INLINE Range range(uint64_t packed) {
     return {static_cast<int64_t>(packed >> 24 & kMost), static_cast<int64_t>(packed & kMost)};
   }
+  static PELTON_INLINE bool any(uint64_t packed) { return range(packed).begin < range(packed).end; }
+  PELTON_INLINE void publish(Range own) const {
+    __atomic_store_n(part(worker_->index), packed(own), __ATOMIC_RELAXED);
+  }
   PELTON_INLINE bool exchange(uint64_t* part, uint64_t& seen, Range range) const {
     return __atomic_compare_exchange_n(part, &seen, packed(range), false, __ATOMIC_RELAXED,
                                        __ATOMIC_RELAXED);
   }
 
-  // A piece is this part of what is left: the rest can be taken over.
-  static constexpr int64_t kPieces = 4;
-
   pelton_worker* worker_;
-  int64_t grain_;
+  int64_t total_, grain_ = 1;
+  int shift_ = 0;  // a unit that is claimed is 2^shift items
   uint32_t job_;
   Range alone_{0, 0};
 };

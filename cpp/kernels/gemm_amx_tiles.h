@@ -122,7 +122,10 @@ struct AmxTiles : AmxRows<C> {
     static_assert(sizeof(AmxTiles) <= 1536 << 10, "the stack may be smaller");
     ready = staged_rows;
     const int64_t row_blocks = divide_up(rows, kRows);
-    Claims claims(kPairs * row_blocks, worker, kBatch * smaller(kSuperBlocks, row_blocks));
+    // Whole batches, unless they are more than half of a worker's part: some must be left for
+    // others.
+    const int64_t pairs = smaller<int64_t>(kBatch, larger<int64_t>(kPairs / worker->count / 2, 1));
+    Claims claims(kPairs * row_blocks, worker, pairs * smaller(kSuperBlocks, row_blocks));
     Range claimed = {0, 0};
     Job job = Job::first(next_piece(claims, claimed));
     if (!job.any()) return;

@@ -4,7 +4,7 @@
 // Few rows, or just as many as sums fit, walk the panels one at a time: one sequential stream per
 // worker, read ahead. Others keep kTileRows x kTilePanels sums in registers: a group of panels
 // stays in the cache while the rows pass by, and the next group is brought there meanwhile. Workers
-// split (group, row block) tiles. An output's arithmetic is the same in all of these, so results
+// claim (group, row block) tiles. An output's arithmetic is the same in all of these, so results
 // never depend on them.
 //
 // Blocks is a GemmRows with two more functions, for a block of rows from first_row on (those past
@@ -69,7 +69,7 @@ template <class B>
 PELTON_INLINE void run_tiles(B& blocks, const typename B::X* ready, pelton_worker* worker) {
   constexpr int M = B::M;
   const int64_t row_blocks = divide_up(blocks.rows, M);
-  // Whole groups, whose panels one worker then brings to its cache for all of their rows.
+  // Whole groups where possible: one worker brings their panels to its cache for all of the rows.
   Claims claims(B::kGroups * row_blocks, worker, smaller(B::kSuperBlocks, row_blocks));
   typename B::Sums sums;
   for (Range mine = claims.take(); mine.begin < mine.end;) {

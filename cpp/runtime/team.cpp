@@ -103,9 +103,9 @@ Team::Team(int workers, const std::vector<int>& cpus, int64_t spin_ns)
   }
   check_cpus(cpus);
   slots_ = std::make_unique<Slot[]>(static_cast<size_t>(workers));
-  unclaimed_ = std::make_unique<Unclaimed[]>(static_cast<size_t>(workers));
+  unclaimed_ = std::make_unique<pelton_unclaimed[]>(static_cast<size_t>(workers));
   for (int i = 0; i < workers; ++i) {
-    slots_[i].worker = {i, workers, this, &Team::barrier, &unclaimed_[0].part, 0};
+    slots_[i].worker = {i, workers, this, &Team::barrier, unclaimed_.get(), 0};
   }
   // Threads inherit the signal mask: signals belong to the program's own threads.
   sigset_t all, before;

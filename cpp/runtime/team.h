@@ -61,9 +61,6 @@ class Team {
   struct alignas(PELTON_CACHE_LINE) Slot {
     pelton_worker worker;
   };
-  struct alignas(PELTON_CACHE_LINE) Unclaimed {
-    pelton_unclaimed part;
-  };
 
   void loop(int index, int cpu);
   void meet();
@@ -79,7 +76,7 @@ class Team {
   alignas(64) std::atomic<int32_t> arrived_{0};  // in the current barrier
   WaitWord phase_;                               // counts barriers
   std::unique_ptr<Slot[]> slots_;
-  std::unique_ptr<Unclaimed[]> unclaimed_;
+  std::unique_ptr<pelton_unclaimed[]> unclaimed_;
   std::vector<std::thread> threads_;
 };
 

@@ -62,9 +62,8 @@ typedef struct pelton_step {
 
 // What a worker has left of work that is claimed while it is done (kernels/claims.h), on a cache
 // line of its own. Zero at first; the runtime never looks at it.
-typedef struct pelton_unclaimed {
+typedef struct __attribute__((aligned(PELTON_CACHE_LINE))) pelton_unclaimed {
   uint64_t range;
-  uint8_t rest_of_line[PELTON_CACHE_LINE - sizeof(uint64_t)];
 } pelton_unclaimed;
 
 // A worker of the thread team. All workers run every launch; worker 0 is the caller's thread.
@@ -74,7 +73,7 @@ typedef struct pelton_worker {
   void* team;
   void (*barrier)(struct pelton_worker*);  // every worker of the team meets; usable inside a kernel
   pelton_unclaimed* unclaimed;             // [count], shared
-  uint32_t jobs;                           // such jobs that this worker has come to
+  uint32_t jobs;  // shared-out jobs (Claims) begun; equal in all workers between two launches
 } pelton_worker;
 
 // A kernel. `args`: inputs, outputs, states, scratch, in the launch's order ("none" operands are
