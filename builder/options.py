@@ -17,7 +17,7 @@ WEIGHT_PACKING = ("auto", "off")
 
 _DEFAULT_NUM_TOKENS = 2048
 _DEFAULT_BATCH_SIZE = 64
-_LOGITS_CHUNK = 32  # enough rows to hide reading the head, which is read anew for each chunk
+_LOGITS_CHUNK = 64  # rows: the head is read anew for each chunk, and each row of one takes a vocabulary of fp32
 #: Most that a flag may say. Beyond these no machine has the memory, and sizes would leave 32 bits.
 _MOST = {
     "max_batch_size": 1 << 14,

@@ -33,10 +33,6 @@ struct AmxRows : GemmRows<C, DotTile> {
   using Sums = F32[kRows][2];
 
   LiveTiles tiles;
-  // The sums of a tile whose outputs are still to be finished: rows next .. end - 1 of it.
-  Sums done;
-  int64_t done_pair = 0, done_row = 0;
-  int done_next = 0, done_end = 0;
 
   // Row tiles hold `count` rows, at most kRows, in both.
   PELTON_INLINE void shape(int64_t count) {
@@ -80,20 +76,6 @@ struct AmxRows : GemmRows<C, DotTile> {
   static PELTON_INLINE void store_sums(Sums& to) {
     each_sum<USED>(
         [&]<int TILE>(int row, int panel) { tile_store<TILE>(&to[row][panel], sizeof to[0]); });
-  }
-
-  // Leaves the sums of `count` rows from first_row on, USED tiles of them, to be finished.
-  template <int USED>
-  PELTON_INLINE void leave_sums(int64_t pair, int64_t first_row, int64_t count) {
-    finish_rows(kRows);
-    store_sums<USED>(done);
-    done_pair = pair, done_row = first_row, done_next = 0, done_end = static_cast<int>(count);
-  }
-  // At most `count` rows more, beside steps of the next tile: the tile unit works by itself.
-  PELTON_INLINE void finish_rows(int count) {
-    for (; count > 0 && done_next < done_end; --count, ++done_next) {
-      finish_pair(done[done_next], done_pair, done_row + done_next);
-    }
   }
 
   // The outputs of one row and a pair of panels.

@@ -15,7 +15,7 @@ namespace pelton {
 template <class C>
 struct AmxTiles : AmxRows<C> {
   using Base = AmxRows<C>;
-  using Base::AmxRows, Base::finish_rows, Base::rows, Base::weight;
+  using Base::AmxRows, Base::finish_pair, Base::rows, Base::weight;
   using Base::kBlockSteps, Base::kOneBlock, Base::kPairs, Base::kRows, Base::kSteps;
   using Base::kStepPieces, Base::kStride, Base::kTile;
   using typename Base::Compute, typename Base::Feed, typename Base::Sums, typename Base::X;
@@ -63,6 +63,24 @@ struct AmxTiles : AmxRows<C> {
   static constexpr int64_t kPanelBlock = kBlockSteps * kTile;
   alignas(64) Compute near[2][2 * kPanelBlock];
   Sums partial[kBatch][kOneBlock ? 1 : kSuperBlocks];  // between blocks of k
+  // The sums of a tile whose outputs are still to be finished: rows next .. end - 1 of it.
+  Sums done;
+  int64_t done_pair = 0, done_row = 0;
+  int done_next = 0, done_end = 0;
+
+  // Leaves the sums of `count` rows from first_row on, USED tiles of them, to be finished.
+  template <int USED>
+  PELTON_INLINE void leave_sums(int64_t pair, int64_t first_row, int64_t count) {
+    finish_rows(kRows);
+    Base::template store_sums<USED>(done);
+    done_pair = pair, done_row = first_row, done_next = 0, done_end = static_cast<int>(count);
+  }
+  // At most `count` rows more, beside steps of the next tile: the tile unit works by itself.
+  PELTON_INLINE void finish_rows(int count) {
+    for (; count > 0 && done_next < done_end; --count, ++done_next) {
+      finish_pair(done[done_next], done_pair, done_row + done_next);
+    }
+  }
 
   PELTON_INLINE void bring(int64_t pieces) {
     for (; pieces > 0 && feed_left > 0; --pieces, --feed_left, feed_to += Feed::kPiece) {
@@ -91,8 +109,7 @@ struct AmxTiles : AmxRows<C> {
       beside();
     }
     if (kOneBlock || job.block == kBlocks - 1) {
-      Base::template leave_sums<USED>(job.pair, first_row,
-                                      smaller<int64_t>(rows - first_row, kRows));
+      leave_sums<USED>(job.pair, first_row, smaller<int64_t>(rows - first_row, kRows));
     } else {
       Base::template store_sums<USED>(sums);
     }

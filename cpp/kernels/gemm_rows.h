@@ -38,15 +38,13 @@ struct GemmRows {
   static constexpr int64_t kStreams = divide_up(kPanels, kStreamPanels);
   static constexpr int64_t kRedundantRows = 4;
 
-  // A tile takes 16 rows at once: they should lie in as many sets of the first-level cache.
+  // Rows may be used where they lie if they are in the staged type already and need no padding.
+  static constexpr bool kDirect =
+      !C::kNorm && __is_same(In, X) && sizeof(X) == sizeof(Compute) && C::kK % Dot::kStep == 0;
+  // Elements between staged rows: whole cache lines. A tile takes 16 rows at once, which lie in as
+  // many sets of the first-level cache if that is an odd number of lines; for vectors it is never a
+  // multiple of 1 KiB. (To copy rows for this alone would cost more than it gains.)
   static constexpr bool kTiles = Dot::kStep >= 16;
-  // Rows may be used where they lie if they are in the staged type already and need no padding;
-  // by tiles, if 16 of them lie in 16 sets, as they do 256 bytes apart, but not 512.
-  static constexpr bool kDirect = !C::kNorm && __is_same(In, X) && sizeof(X) == sizeof(Compute) &&
-                                  C::kK % Dot::kStep == 0 &&
-                                  (!kTiles || C::kK * sizeof(X) % 512 != 0);
-  // Elements between staged rows: whole cache lines, an odd number of them for tiles, else never a
-  // multiple of 1 KiB.
   static constexpr int64_t kLineElements = 64 / sizeof(X);
   static constexpr int64_t kTight = round_up(kSteps * Dot::kStep, kLineElements);
   static constexpr int64_t kCrowded = kTiles ? 128 : 1024;  // bytes

@@ -72,8 +72,7 @@ class CpuGemm:
         k = constant(x.shape[-1])
         tiles = self.dot == "amx_bf16"
         step = TILE_DEPTH if tiles else 1 if op.compute is DType.F32 else 2
-        spread = not tiles or k * staged.itemsize % 512 != 0  # gemm_rows.h: kDirect
-        if op.prologue == "none" and x.dtype == staged == op.compute and k % step == 0 and spread:
+        if op.prologue == "none" and x.dtype == staged == op.compute and k % step == 0:  # gemm_rows.h: kDirect
             return 0
         line = 64 // staged.itemsize
         stride = -(-(-(-k // step) * step) // line) * 64

@@ -9,7 +9,8 @@ from pelton.runtime.format.dtypes import DType
 
 _LINE = 64  # bytes that 16 outputs take in one step of a dot product on vectors, whatever the type
 TILE_DEPTH = 32  # values of k in one step on tiles
-_AMX_STEPS = 56  # of those at most in a block
+_AMX_STEPS = 56  # of those at most in one block; of more, _AMX_NEAR_STEPS to a block
+_AMX_NEAR_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,14 @@ class AmxTactic:
 
     @staticmethod
     def choose(k: int) -> AmxTactic:
-        """L2 (2 MiB) holds a block of k of the rows in 1 MiB, beside the sums and two pairs of panels."""
+        """L2 (2 MiB) holds all k of the rows in 1 MiB, beside two pairs of panels, where that much k goes in.
+
+        Else sums wait there between blocks of k, and blocks may as well be so short that a pair of panels (16 KiB)
+        stays in the first-level cache while the rows pass by.
+        """
         steps = -(-k // TILE_DEPTH)
         rows = 512 if steps <= _AMX_STEPS // 2 else 256
-        return AmxTactic(rows, _even_blocks(steps, _AMX_STEPS), 16)
+        return AmxTactic(rows, steps if steps <= _AMX_STEPS else _even_blocks(steps, _AMX_NEAR_STEPS), 16)
 
     @staticmethod
     def candidates(k: int, most_rows: int) -> tuple[AmxTactic, ...]:
