@@ -30,6 +30,12 @@ struct Packed12 {
   static constexpr int64_t kFirstBlock = kTable + 2 * kCapacity * sizeof(uint32_t);
   static constexpr int64_t kBytes = kFirstBlock + kBlocks * kPackedBlock;
 
+  // A row has a few bytes in each of a block's three lines, which no hardware foresees.
+  static constexpr int64_t kRowAhead = 8;  // blocks
+  static PELTON_INLINE void fetch(const uint8_t* block) {
+    for (int line = 0; line < 3; ++line) __builtin_prefetch(block + 64 * line);
+  }
+
   static PELTON_INLINE const uint8_t* panel(const void* weight, int64_t number) {
     return static_cast<const uint8_t*>(weight) + number * kBytes;
   }
@@ -44,17 +50,21 @@ struct Packed12 {
     return static_cast<int>(pair / 2 * 64 + i / 8 * 16 + pair % 2 * 8 + i % 8);
   }
 
-  // Values k = first .. end - 1 of one output of a weight; first is a multiple of kPackedDepth.
+  // Values k = first .. end - 1 of one output of a weight; both are multiples of kPackedDepth.
   static PELTON_INLINE void row(const void* weight, int64_t output, int64_t first, int64_t end,
                                 bf16* out) {
     const uint8_t* panel = Packed12::panel(weight, output / kPackedOutputs);
     const int64_t half = output % kPackedOutputs / kLanes, column = output % kLanes;
-    const uint8_t* blocks = panel + kFirstBlock + half * kPackedHalf;
-    for (int64_t k = first; k < end; ++k) {
-      const uint8_t* block = blocks + k / kPackedDepth * kPackedBlock;
-      const int place = place_of(column, k % kPackedDepth);
-      const int name = block[128 + place % 64] >> place / 64 * 4 & 15;
-      out[k - first].bits = static_cast<uint16_t>(panel[name] << 8 | block[place]);
+    const uint8_t* block = panel + kFirstBlock + half * kPackedHalf +
+                           first / kPackedDepth * kPackedBlock + place_of(column, 0);
+    for (int64_t ahead = 0; ahead < kRowAhead; ++ahead) fetch(block + ahead * kPackedBlock);
+    for (int64_t k = first; k < end; k += kPackedDepth, block += kPackedBlock) {
+      fetch(block + kRowAhead * kPackedBlock);
+      for (int i = 0; i < kPackedDepth; ++i) {
+        const int place = place_of(0, i);  // beside that of the column's first value
+        const int name = block[128 + place % 64] >> place / 64 * 4 & 15;
+        out[k - first + i].bits = static_cast<uint16_t>(panel[name] << 8 | block[place]);
+      }
     }
     const uint32_t* entry = exceptions(panel, half);
     for (const uint32_t* stop = entry + kCapacity; entry < stop; ++entry) {
