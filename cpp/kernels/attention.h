@@ -7,7 +7,7 @@
 // outside a query's range are never part of its arithmetic, not even times zero.
 #pragma once
 #include "attention_tile.h"
-#include "work.h"
+#include "claims.h"
 
 namespace pelton {
 
@@ -49,43 +49,40 @@ struct Attention {
     }
   }
 
-  // Tiles of queries. Each goes to the worker that has had the least so far (all work that out for
-  // themselves): whatever the mix of lengths, they end within about a tile of each other.
-  PELTON_INLINE void by_tiles(const pelton_worker* worker) const {
-    int64_t given[kMostWorkers];
-    for (int w = 0; w < worker->count; ++w) given[w] = 0;
-    struct {
-      int token, count, which;
-    } mine = {0, 0, 0};
+  // Tiles of queries, in order of sequence, head and token: a worker claims those of one head,
+  // whose keys and values it then has at hand, for as long as there are any.
+  PELTON_INLINE void by_tiles(pelton_worker* worker) const {
+    int64_t total = 0;
+    for (int s = 0; s < step->num_seqs; ++s) total += tiles_of(s) * kPieces;
+    Claims claims(total, worker);
     tile->after = {};
-    for (int s = 0; s < step->num_seqs; ++s) {
-      const int end = step->query_start[s + 1];
-      for (int which = 0; which < kPieces; ++which) {
-        for (int t = step->query_start[s]; t < end; t += Tile::kTileQueries) {
-          const int count = smaller<int>(Tile::kTileQueries, end - t);
-          int least = 0;
-          for (int w = 1; w < worker->count; ++w) {
-            if (given[w] < given[least]) least = w;
-          }
-          given[least] += cost(t, count);
-          if (least != worker->index) continue;
+    struct {
+      int64_t token;
+      int count, which;
+    } last = {0, 0, 0};
+    for (Range mine = claims.take(); mine.begin < mine.end; mine = claims.take()) {
+      int64_t before = 0;
+      for (int s = 0; s < step->num_seqs && before < mine.end; ++s) {
+        const int64_t tiles = tiles_of(s), end = smaller(mine.end - before, tiles * kPieces);
+        for (int64_t i = larger<int64_t>(mine.begin - before, 0); i < end; ++i) {
+          const int which = static_cast<int>(i / tiles);
+          const int64_t token = step->query_start[s] + i % tiles * Tile::kTileQueries;
+          const int count = smaller<int>(Tile::kTileQueries, step->query_start[s + 1] - token);
           // Done one late: so that a tile knows what comes after it.
-          if (mine.count > 0) {
-            tile->after = tile->keys_of(t, count, which);
-            whole_tile(mine.token, mine.count, mine.which);
+          if (last.count > 0) {
+            tile->after = tile->keys_of(token, count, which);
+            whole_tile(last.token, last.count, last.which);
           }
-          mine = {t, count, which};
+          last = {token, count, which};
         }
+        before += tiles * kPieces;
       }
     }
     tile->after = {};
-    if (mine.count > 0) whole_tile(mine.token, mine.count, mine.which);
+    if (last.count > 0) whole_tile(last.token, last.count, last.which);
   }
-  // Steps of keys that a tile attends to, in half rows: a partial step costs a whole one.
-  PELTON_INLINE int64_t cost(int64_t token, int count) const {
-    const int first = Tile::first_key(step->positions[token]);
-    const int last = step->positions[token + count - 1];
-    return (last / kStepKeys - first / kStepKeys + 2) * count;
+  PELTON_INLINE int64_t tiles_of(int seq) const {
+    return divide_up(step->query_start[seq + 1] - step->query_start[seq], Tile::kTileQueries);
   }
 
   // A split of one query's keys at a time: partial results go through scratch, then are merged in

@@ -5,8 +5,6 @@
 
 namespace pelton {
 
-inline constexpr int kMostWorkers = 64;  // of any team
-
 struct Range {
   int64_t begin, end;
 };
