@@ -49,33 +49,33 @@ struct Attention {
     }
   }
 
-  // Tiles of queries, in order of sequence, head and token: a worker claims those of one head,
-  // whose keys and values it then has at hand, for as long as there are any.
+  // Tiles of queries, in order of head, sequence and token: workers begin with heads of their own,
+  // each with its long sequences and its short ones, and claim tile by tile.
   PELTON_INLINE void by_tiles(pelton_worker* worker) const {
-    int64_t total = 0;
-    for (int s = 0; s < step->num_seqs; ++s) total += tiles_of(s) * kPieces;
-    Claims claims(total, worker);
+    int64_t tiles = 0;  // of a head
+    for (int s = 0; s < step->num_seqs; ++s) tiles += tiles_of(s);
+    Claims claims(tiles * kPieces, worker, 1, 1);
     tile->after = {};
     struct {
       int64_t token;
       int count, which;
     } last = {0, 0, 0};
+    int64_t before = 0;  // tiles before those of sequence s
+    int s = 0;
     for (Range mine = claims.take(); mine.begin < mine.end; mine = claims.take()) {
-      int64_t before = 0;
-      for (int s = 0; s < step->num_seqs && before < mine.end; ++s) {
-        const int64_t tiles = tiles_of(s), end = smaller(mine.end - before, tiles * kPieces);
-        for (int64_t i = larger<int64_t>(mine.begin - before, 0); i < end; ++i) {
-          const int which = static_cast<int>(i / tiles);
-          const int64_t token = step->query_start[s] + i % tiles * Tile::kTileQueries;
-          const int count = smaller<int>(Tile::kTileQueries, step->query_start[s + 1] - token);
-          // Done one late: so that a tile knows what comes after it.
-          if (last.count > 0) {
-            tile->after = tile->keys_of(token, count, which);
-            whole_tile(last.token, last.count, last.which);
-          }
-          last = {token, count, which};
+      for (int64_t i = mine.begin; i < mine.end; ++i) {
+        const int64_t at = i % tiles;
+        if (at < before) s = 0, before = 0;
+        while (at >= before + tiles_of(s)) before += tiles_of(s++);
+        const int64_t token = step->query_start[s] + (at - before) * Tile::kTileQueries;
+        const int count = smaller<int>(Tile::kTileQueries, step->query_start[s + 1] - token);
+        const int which = static_cast<int>(i / tiles);
+        // Done one late: so that a tile knows what comes after it.
+        if (last.count > 0) {
+          tile->after = tile->keys_of(token, count, which);
+          whole_tile(last.token, last.count, last.which);
         }
-        before += tiles * kPieces;
+        last = {token, count, which};
       }
     }
     tile->after = {};

@@ -20,14 +20,16 @@ class Claims {
   static constexpr int64_t kMost = (1 << 24) - 1;
 
   // grain: pieces end at multiples of it, but for those at the end of what a worker has.
-  PELTON_INLINE Claims(int64_t total, pelton_worker* worker, int64_t grain = 1)
+  // most: of a piece, if that is more than a grain; for items of which some take much longer.
+  PELTON_INLINE Claims(int64_t total, pelton_worker* worker, int64_t grain = 1,
+                       int64_t most = kMost)
       : worker_(worker), total_(total), job_(++worker->jobs & 0xffff) {
     if (worker->count == 1) {
       alone_ = {0, total};
       return;
     }
     while (units(total) > kMost) ++shift_;
-    grain_ = units(grain);
+    grain_ = units(grain), most_ = units(most);
     // What this worker had of the job before is used up, and others only change what is not.
     publish(share(units(total), worker));
   }
@@ -76,7 +78,8 @@ class Claims {
 
   // A piece is a quarter of what is left, or a grain: the rest can be taken over.
   PELTON_INLINE int64_t end_of_piece(Range left) const {
-    const int64_t end = left.begin + larger((left.end - left.begin) / 4, grain_);
+    const int64_t quarter = smaller((left.end - left.begin) / 4, most_);
+    const int64_t end = left.begin + larger(quarter, grain_);
     return smaller(end / grain_ * grain_, left.end);
   }
   PELTON_INLINE int64_t units(int64_t items) const {
@@ -102,7 +105,7 @@ class Claims {
   }
 
   pelton_worker* worker_;
-  int64_t total_, grain_ = 1;
+  int64_t total_, grain_ = 1, most_ = kMost;
   int shift_ = 0;  // a unit that is claimed is 2^shift items
   uint32_t job_;
   Range alone_{0, 0};

@@ -22,14 +22,15 @@ struct AmxStream : AmxRows<C> {
   // soon as it is written, every part finds the steps of its turn, and memory has no pause.
   static constexpr int64_t kLead = PARTS == 1 ? 2 : kTurn, kRing = 2 * kLead;
   static constexpr int64_t kBeside = kStepPieces / PARTS;  // pieces brought beside a step of a part
+  static_assert(kStepPieces % PARTS == 0);
 
   const X* ready;
   int64_t part_rows;  // with an odd number of rows, both of two parts have the one in the middle
   Feed feed{weight};
   Claims claims;  // of pairs
   Range claimed;  // what is left of the last ones
-  // Next comes share `share` of PARTS of step `at` of the first pair claimed.
-  int64_t at = 0, share = 0;
+  // Next comes part `part_of_step` of PARTS of step `at` of the first pair claimed.
+  int64_t at = 0, part_of_step = 0;
   int64_t brought = 0, taken = 0;  // steps in all
   int64_t pair_of[kRing];          // the pair of each step in the ring
   int64_t done_pair = -1;          // the last one multiplied, whose outputs are to be finished
@@ -45,10 +46,10 @@ struct AmxStream : AmxRows<C> {
 
   PELTON_INLINE int64_t first_row(int part) const { return part == 0 ? 0 : rows - part_rows; }
 
-  // Brings a share of the next step, if there is one.
+  // Brings part of the next step, if there is one.
   PELTON_INLINE void bring() {
     if (claimed.begin >= claimed.end) return;
-    const int64_t slot = brought % kRing, first = PARTS == 1 ? 0 : share * kBeside;
+    const int64_t slot = brought % kRing, first = PARTS == 1 ? 0 : part_of_step * kBeside;
     if (first == 0) {
       if (at == 0) feed.begin(claimed.begin, 0);
       pair_of[slot] = claimed.begin;
@@ -56,8 +57,8 @@ struct AmxStream : AmxRows<C> {
     for (int64_t i = first; i < first + kBeside; ++i) {
       feed.take(ring[slot][0] + i * Feed::kPiece, ring[slot][1] + i * Feed::kPiece);
     }
-    if (PARTS > 1 && ++share < PARTS) return;
-    share = 0, ++brought;
+    if (PARTS > 1 && ++part_of_step < PARTS) return;
+    part_of_step = 0, ++brought;
     if (++at < kSteps) return;
     at = 0;
     if (++claimed.begin >= claimed.end) claimed = claims.take();

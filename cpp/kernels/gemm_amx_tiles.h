@@ -10,8 +10,8 @@ namespace pelton {
 // Of the tactic: kSuperRows pass by a pair of panels, kBlockSteps of k at a time; kBatchPairs go
 // by a block of k before the next block, so that its rows are still in L2.
 //
-// Lives on the worker's stack, which is the caller's for worker 0: three quarters of a MiB with the
-// tactics that the model chooses.
+// Lives on the worker's stack, which is the caller's for worker 0: a little over half a MiB with
+// the tactics that the model chooses.
 template <class C>
 struct AmxTiles : AmxRows<C> {
   using Base = AmxRows<C>;

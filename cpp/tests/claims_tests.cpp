@@ -12,7 +12,7 @@ namespace pelton {
 namespace {
 
 struct Job {
-  int64_t total, grain;
+  int64_t total, grain, most = Claims::kMost;
 };
 
 // Jobs one after the other, without barriers.
@@ -28,7 +28,7 @@ struct Series {
 
   void work(pelton_worker* worker) {
     for (size_t j = 0; j < jobs.size(); ++j) {
-      Claims claims(jobs[j].total, worker, jobs[j].grain);
+      Claims claims(jobs[j].total, worker, jobs[j].grain, jobs[j].most);
       Range mine = claims.take();
       if (slow >= 0) worker->barrier(worker);
       if (worker->index == slow) {
@@ -69,7 +69,9 @@ void claims_give_each_item_once() {
     auto team = make_team(workers);
     for (int turn = 0; turn < (workers > 7 ? 5 : 200); ++turn) {
       std::vector<Job> jobs;
-      for (int64_t j = 0; j < 12; ++j) jobs.push_back({(turn * 7 + j * 31) % 97, 1 + j % 3 * 5});
+      for (int64_t j = 0; j < 12; ++j) {
+        jobs.push_back({(turn * 7 + j * 31) % 97, 1 + j % 3 * 5, j % 2 == 0 ? Claims::kMost : 1});
+      }
       Series series(std::move(jobs), workers);
       series.run(*team);
       EXPECT(series.each_once());
@@ -102,11 +104,13 @@ void claims_of_very_many_items() {
 
 void mates_take_over_from_a_slow_worker() {
   for (const int slow : {0, 1}) {
-    Series series({{1000, 1}}, 2);
-    series.slow = slow;
-    series.run(*make_team(2));
-    EXPECT(series.each_once());
-    EXPECT(series.by_slow == 500 / 4);
+    for (const int64_t most : {Claims::kMost, int64_t{1}}) {
+      Series series({{1000, 1, most}}, 2);
+      series.slow = slow;
+      series.run(*make_team(2));
+      EXPECT(series.each_once());
+      EXPECT(series.by_slow == smaller<int64_t>(500 / 4, most));
+    }
   }
 }
 

@@ -29,7 +29,7 @@ from .test_gemm import CASES, PACKED_CASES, Case
 pytestmark = pytest.mark.isa("avx512_bf16")
 EMULATED, TRAPPED = amx.EMULATED_AMX.name, amx.TRAPPED_AMX.name
 NAMES = ("direct_bf16", "crowded_bf16", "odd_bf16", "gated_bf16", "cast_bf16")
-#: Three blocks of k, the last step of which is 12 of 32.
+#: 35 steps of k, the last of which is 12 of 32.
 DEEP = Case(80, 1100, 70, F32, BF16, F32, bias=True)
 
 
@@ -118,7 +118,7 @@ def test_packed_weights_give_the_same_bits(name: str) -> None:
 
 @pytest.mark.parametrize("k", [8, 24, 40])
 def test_a_pair_of_panels_with_fewer_steps_than_are_brought_ahead(k: int) -> None:
-    """Panels are brought two steps ahead: here of one or two pairs further on, and of none behind the last."""
+    """Panels are brought a step or two ahead: here of one or two pairs further on, and of none behind the last."""
     case = Case(200, k, 67, F32, BF16, F32, bias=True)
     whole = case.run(EMULATED, slice(0, 67))
     assert relative_error(whole, case.reference(slice(0, 67))) < 1e-2
