@@ -16,7 +16,8 @@ struct Attention {
   using Tile = AttentionTile<C>;
   using Out = typename C::Out;
   static constexpr int kPieces = C::kKvHeads * Tile::kHeadTiles;  // per query
-  static constexpr int64_t kPartFloats = kLanes + Tile::kWidth;   // max, sum, padding, output
+  static constexpr int kWidth = Tile::Softmax::kWidth;
+  static constexpr int64_t kPartFloats = kLanes + kWidth;  // max, sum, padding, output
 
   const pelton_step* step;
   const typename C::Compute* q;
@@ -39,13 +40,12 @@ struct Attention {
     tile->begin(q, token, count, which);
     const int from = first_split(tile->position), to = (tile->position + count - 1) / kSplitKeys;
     for (int split = from; split <= to; ++split) {
-      if (split != from) tile->clear_part();
+      if (split != from) tile->softmax.clear_part(tile->rows());
       tile->attend_split(split);
-      tile->merge_part();
+      tile->softmax.merge_part(tile->rows());
     }
     for (int r = 0; r < tile->rows(); ++r) {
-      Tile::finish(tile->total[r], tile->total_out[r],
-                   out_row(token + r / tile->heads, tile->head + r % tile->heads));
+      tile->softmax.finish(r, out_row(token + r / tile->heads, tile->head + r % tile->heads));
     }
   }
 
@@ -55,7 +55,6 @@ struct Attention {
     int64_t tiles = 0;  // of a head
     for (int s = 0; s < step->num_seqs; ++s) tiles += tiles_of(s);
     Claims claims(tiles * kPieces, worker, 1, 1);
-    tile->after = {};
     struct {
       int64_t token;
       int count, which;
@@ -74,6 +73,7 @@ struct Attention {
         if (last.count > 0) {
           tile->after = tile->keys_of(token, count, which);
           whole_tile(last.token, last.count, last.which);
+          tile->before = tile->keys_of(last.token, last.count, last.which);
         }
         last = {token, count, which};
       }
@@ -89,7 +89,6 @@ struct Attention {
   // order. For few queries over many keys.
   PELTON_INLINE void by_splits(pelton_worker* worker, int64_t parts) const {
     const Range mine = share(parts * kPieces, worker);
-    tile->after = {};
     int64_t before = 0;
     for (int64_t t = 0; t < step->num_tokens; ++t) {
       const int from = first_split(step->positions[t]), count = splits_of(t);
@@ -100,11 +99,10 @@ struct Attention {
           tile->attend_split(from + i);
           float* to = part_of(before);
           for (int r = 0; r < tile->rows(); ++r, to += kPartFloats) {
-            const typename Tile::State part = tile->part(r);
-            to[0] = part.max;
-            to[1] = part.sum;
-            for (int d = 0; d < Tile::kWidth; d += kLanes) {
-              store(to + kLanes + d, load(tile->part_out[r] + d));
+            to[0] = tile->softmax.part_max[r];
+            to[1] = tile->softmax.part_total(r);
+            for (int d = 0; d < kWidth; d += kLanes) {
+              store(to + kLanes + d, load(tile->softmax.part_out[r] + d));
             }
           }
         }
@@ -132,15 +130,20 @@ struct Attention {
     const int skipped = which % Tile::kHeadTiles * Tile::kTileHeads;
     const int head = which / Tile::kHeadTiles * Tile::kHeadsPerKv + skipped;
     const int heads = smaller<int>(Tile::kTileHeads, Tile::kHeadsPerKv - skipped);
-    for (int h = 0; h < heads; ++h) {
-      typename Tile::State state = {-__builtin_huge_valf(), 0.0f};
-      float* merged = tile->total_out[0];
-      for (int i = 0; i < count; ++i) {
-        const float* from = part_of(part + i) + h * kPartFloats;
-        Tile::merge(state, merged, {from[0], from[1]}, from + kLanes);
+    auto& softmax = tile->softmax;
+    softmax.clear_part(heads);
+    softmax.clear_total(heads);
+    alignas(64) float sums[Tile::Softmax::kRoom] = {};
+    for (int i = 0; i < count; ++i) {
+      const float* from = part_of(part + i);
+      for (int h = 0; h < heads; ++h) {
+        softmax.part_max[h] = from[h * kPartFloats];
+        sums[h] = from[h * kPartFloats + 1];
       }
-      Tile::finish(state, merged, out_row(token, head + h));
+      softmax.merge(heads, softmax.part_max, sums,
+                    [&](int h) { return from + h * kPartFloats + kLanes; });
     }
+    for (int h = 0; h < heads; ++h) softmax.finish(h, out_row(token, head + h));
   }
 
   PELTON_INLINE void operator()(pelton_worker* worker) const {

@@ -116,6 +116,18 @@ struct AmxKeys {
   }
 };
 
+// `rows` rows from `row` on in blocks of about equal size, each at most a tile's.
+struct RowBlocks {
+  int row, total, count, size;
+  PELTON_INLINE RowBlocks(int row, int rows)
+      : row(row),
+        total(rows),
+        count(static_cast<int>(divide_up(rows, kTileHeight))),
+        size(static_cast<int>(divide_up(rows, count))) {}
+  PELTON_INLINE int first(int block) const { return row + block * size; }
+  PELTON_INLINE int rows(int block) const { return smaller(size, total - block * size); }
+};
+
 // Registers: four tiles of sums, one of rows, two of keys or values in turns.
 struct AmxAttention {
   static constexpr int kSums = 4, kRowTile = 4, kOther = 5;
@@ -128,15 +140,6 @@ struct AmxAttention {
     });
   }
   PELTON_INLINE void release() { tiles.release(); }
-
-  // Rows in blocks of about equal size: work(first, count).
-  template <class Work>
-  static PELTON_INLINE void in_blocks(int row, int count, const Work& work) {
-    const int size = divide_up(count, divide_up(count, kTileHeight));
-    for (int done = 0; done < count; done += size) {
-      work(row + done, smaller(size, count - done));
-    }
-  }
 
   // scores[row][key] of `rows` rows with PANELS panels. If there is an `ahead`, as many bytes
   // there, one place for each panel, are brought into the second-level cache meanwhile.

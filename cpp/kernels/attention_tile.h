@@ -3,7 +3,7 @@
 #pragma once
 #include "attention_amx.h"
 #include "attention_keys.h"
-#include "math.h"
+#include "attention_softmax.h"
 
 namespace pelton {
 
@@ -23,7 +23,6 @@ struct AttentionTile {
   static constexpr int kPair = Keys::kPair;
   static constexpr int kDim = C::kDim;
   static constexpr int kChunks = Keys::kChunks;
-  static constexpr int kWidth = round_up(kDim, kLanes);  // floats of an output row in here
   static constexpr int kPanels = Keys::kPanels;
   static constexpr int kHeadsPerKv = C::kHeads / C::kKvHeads;
   static constexpr int kTileHeads = C::kTileHeads;
@@ -32,11 +31,7 @@ struct AttentionTile {
   static constexpr int kTileRows = kTileHeads * kTileQueries;
   static constexpr int kQueryWidth = round_up(kDim, C::kTiles ? kTileBf16Depth : kLanes);
 
-  // Running results of one row (a query of one head): the largest raw score, and the sum of
-  // weights.
-  struct State {
-    float max, sum;
-  };
+  using Softmax = RunningSoftmax<C, Dot, kTileRows>;
 
   struct NoTiles {};
   [[no_unique_address]] typename Choose<AmxAttention, NoTiles, C::kTiles>::Type tiles;
@@ -46,13 +41,8 @@ struct AttentionTile {
   int position;             // and its position; further queries follow
   int queries, heads;       // rows = queries x heads, heads fastest
   int head, kv_head;        // the first query head
-  float part_max[kTileRows];
-  State total[kTileRows];
-  alignas(64) float part_sum[kTileRows][kLanes];  // sums of weights, still spread over lanes
   alignas(64) X query[kTileRows][kQueryWidth];
-  alignas(64) float scores[kTileRows][kStepKeys];
-  alignas(64) X weights[kTileRows][kStepKeys];
-  alignas(64) float part_out[kTileRows][kWidth], total_out[kTileRows][kWidth];
+  Softmax softmax;
 
   static PELTON_INLINE int first_key(int query_position) {
     return C::kWindow == 0 ? 0 : larger<int>(0, query_position - static_cast<int>(C::kWindow) + 1);
@@ -77,28 +67,23 @@ struct AttentionTile {
         store_n(query[r] + d, load_n(from + d, n), n);
       }
       for (int d = kDim; d < kQueryWidth; ++d) query[r][d] = X{};
-      total[r] = {-__builtin_huge_valf(), 0.0f};
     }
-    clear_part();
+    softmax.clear_part(rows());
+    softmax.clear_total(rows());
   }
-  PELTON_INLINE void clear_part() {
-    for (int r = 0; r < rows(); ++r) {
-      part_max[r] = -__builtin_huge_valf();
-      store(part_sum[r], zero());
-      for (int d = 0; d < kWidth; d += kLanes) store(part_out[r] + d, zero());
-    }
-  }
-  PELTON_INLINE State part(int row) const { return {part_max[row], sum(load(part_sum[row]))}; }
 
-  // The first keys of the tile that this worker does after this one; by default none.
-  struct After {
+  // The keys of the tiles that this worker does before and after this one; by default none.
+  struct KeyRange {
     int64_t sequence = 0;
     int kv_head = 0, first = 0, last = -1;
-  } after;
-  PELTON_INLINE After keys_of(int64_t first_token, int count, int which) const {
+  } before, after;
+  PELTON_INLINE KeyRange keys_of(int64_t first_token, int count, int which) const {
     const int from = step->positions[first_token];
     return {step->token_seq[first_token], which / kHeadTiles,
             first_key(from) / kStepKeys * kStepKeys, from + count - 1};
+  }
+  PELTON_INLINE bool has_keys_of(const KeyRange& other) const {
+    return other.last >= 0 && other.sequence == sequence && other.kv_head == kv_head;
   }
 
   // Where the keys and values of the next step lie, behind the last ones those of the next tile:
@@ -107,7 +92,8 @@ struct AttentionTile {
     const char* key[kPanels];
     const char* value[kPanels];
   };
-  PELTON_INLINE void look(Ahead& ahead, int base) const {
+  // False if that is of no use: the tile before this one has left them in the second-level cache.
+  PELTON_INLINE bool look(Ahead& ahead, int base) const {
     using Layout = typename Keys::Place::Layout;
     const int last = position + queries - 1;
     for (int p = 0; p < kPanels; ++p) {
@@ -128,6 +114,8 @@ struct AttentionTile {
       ahead.key[p] = reinterpret_cast<const char*>(block + k);
       ahead.value[p] = reinterpret_cast<const char*>(block + v);
     }
+    constexpr int kNear = (1 << 20) / (2 * kDim * static_cast<int>(sizeof(Kv)));  // keys
+    return base > last ? !has_keys_of(after) : !has_keys_of(before) || last - before.first >= kNear;
   }
 
   template <int M>
@@ -152,7 +140,7 @@ struct AttentionTile {
     clear(acc);
     dot_block<Dot, kLanes * Dot::kStep>(x, key, kDim / Dot::kStep, acc, next);
     for (int m = 0; m < count; ++m) {
-      for (int p = 0; p < P; ++p) store(scores[row + m] + (first + p) * kLanes, acc[m][p]);
+      for (int p = 0; p < P; ++p) store(softmax.scores[row + m] + (first + p) * kLanes, acc[m][p]);
     }
   }
   template <int M>
@@ -164,61 +152,6 @@ struct AttentionTile {
     for (; p <= to; ++p) score_panels<M, 1>(keys, ahead, p, row, count);
   }
 
-  // Weights are powers of two: the scale and log2(e) are one factor of a score.
-  static constexpr float kLog2E = 1.44269504f;
-  static constexpr float kFactor = C::kSoftcap != 0.0f ? kLog2E : C::kScale * kLog2E;
-  static PELTON_INLINE F32 decay(float below) { return exp2_below(splat(below * kFactor)); }
-
-  // Turn a row's raw scores into weights of keys first..last (FULL: of all); rescale what came
-  // before.
-  template <bool FULL>
-  __attribute__((noinline)) void weigh(int row, int first, int last) {
-    F32 s[kPanels];
-    for (int p = 0; p < kPanels; ++p) {
-      s[p] = load(scores[row] + p * kLanes);
-      if constexpr (C::kSoftcap != 0.0f) {
-        s[p] = splat(C::kSoftcap) * tanh(s[p] * splat(C::kScale) / splat(C::kSoftcap));
-      }
-      if constexpr (!FULL) {
-        s[p] = select(within(p, first, last), s[p], splat(-__builtin_huge_valf()));
-      }
-    }
-    const F32 top = max(max(s[0], s[1]), max(s[2], s[3]));
-    const float before = part_max[row], highest = larger(before, max_lane(top));
-    const F32 offset = splat(-highest * kFactor);
-    F32 w[kPanels];
-    for (int p = 0; p < kPanels; ++p) {
-      w[p] = exp2_below(fma(s[p], splat(kFactor), offset));
-      if constexpr (!FULL) w[p] = select(within(p, first, last), w[p], zero());
-    }
-    const F32 added = keep_weights(weights[row], w);
-    if (before == highest) {
-      store(part_sum[row], load(part_sum[row]) + added);
-      return;
-    }
-    const F32 shrink = decay(before - highest);
-    part_max[row] = highest;
-    store(part_sum[row], fma(load(part_sum[row]), shrink, added));
-    for (int d = 0; d < kWidth; d += kLanes) {
-      store(part_out[row] + d, load(part_out[row] + d) * shrink);
-    }
-  }
-  static PELTON_INLINE Mask within(int panel, int first, int last) {
-    return first_n(last + 1 - panel * kLanes) & ~first_n(first - panel * kLanes);
-  }
-  // Store weights as the dot product takes them, and add them up so, lane by lane.
-  static PELTON_INLINE F32 keep_weights(X* to, const F32 (&w)[kPanels]) {
-    if constexpr (sizeof(X) == 2) {
-      F32 added = zero();
-      for (int p = 0; p < kPanels; p += 2)
-        added = Dot::keep_sum(to + p * kLanes, w[p], w[p + 1], added);
-      return added;
-    } else {
-      for (int p = 0; p < kPanels; ++p) store(to + p * kLanes, w[p]);
-      return (w[0] + w[1]) + (w[2] + w[3]);
-    }
-  }
-
   // Outputs CHUNK.. of M rows += weights times values.
   template <int M, int CHUNK>
   PELTON_INLINE void mix_chunks(const Keys& keys, const Ahead& ahead, int row, int count) {
@@ -226,13 +159,13 @@ struct AttentionTile {
       constexpr int P = smaller<int>(C::kBlockPanels, kChunks - CHUNK);
       F32 acc[M][P];
       for (int m = 0; m < M; ++m) {
-        const float* out = part_out[row + smaller(m, count - 1)] + CHUNK * kLanes;
+        const float* out = softmax.part_out[row + smaller(m, count - 1)] + CHUNK * kLanes;
         for (int c = 0; c < P; ++c) acc[m][c] = load(out + c * kLanes);
       }
       for (int i = 0; i < keys.runs; ++i) {
         const typename Keys::Run& run = keys.run[i];
         const X* x[M];
-        block_rows<M>(weights[0] + run.key, kStepKeys, row, count, x);
+        block_rows<M>(softmax.weights[0] + run.key, kStepKeys, row, count, x);
         const Kv* value[P];
         const char* next[P];
         for (int c = 0; c < P; ++c) {
@@ -242,21 +175,23 @@ struct AttentionTile {
         dot_block<Dot, kDim * kPair>(x, value, run.steps, acc, next);
       }
       for (int m = 0; m < count; ++m) {
-        for (int c = 0; c < P; ++c) store(part_out[row + m] + (CHUNK + c) * kLanes, acc[m][c]);
+        for (int c = 0; c < P; ++c)
+          store(softmax.part_out[row + m] + (CHUNK + c) * kLanes, acc[m][c]);
       }
       mix_chunks<M, CHUNK + P>(keys, ahead, row, count);
     } else if constexpr (Keys::kTail != 0) {
       F32 acc[M][1];
       for (int m = 0; m < M; ++m) {
-        acc[m][0] = load(part_out[row + smaller(m, count - 1)] + kChunks * kLanes);
+        acc[m][0] = load(softmax.part_out[row + smaller(m, count - 1)] + kChunks * kLanes);
       }
       for (int i = 0; i < keys.runs; ++i) {
         const X* x[M];
-        block_rows<M>(weights[0] + keys.run[i].key, kStepKeys, row, count, x);
+        block_rows<M>(softmax.weights[0] + keys.run[i].key, kStepKeys, row, count, x);
         const Kv* tail[1] = {keys.run[i].tail};
         dot_block<Dot, kLanes * kPair>(x, tail, keys.run[i].steps, acc);
       }
-      for (int m = 0; m < count; ++m) store(part_out[row + m] + kChunks * kLanes, acc[m][0]);
+      for (int m = 0; m < count; ++m)
+        store(softmax.part_out[row + m] + kChunks * kLanes, acc[m][0]);
     }
   }
   template <int M>
@@ -264,14 +199,14 @@ struct AttentionTile {
     mix_chunks<M, 0>(keys, ahead, row, count);
   }
 
-  // The same on tiles; `ahead` is null where others read ahead already.
+  // The same on tiles; `ahead` is null where others read ahead already, or nobody has to.
   using TileKeys = AmxKeys<C, kStepKeys>;
   PELTON_INLINE void score_on_tiles(const TileKeys& keys, const Ahead* ahead, int from, int to,
                                     int row, int count) {
     const auto of = [&]<int PANELS>(int p) {
-      tiles.template score<PANELS, TileKeys::kDepth>(query[row], sizeof query[0], keys.key + p,
-                                                     scores[row] + p * kLanes, sizeof scores[0],
-                                                     count, ahead ? ahead->key + p : nullptr);
+      tiles.template score<PANELS, TileKeys::kDepth>(
+          query[row], sizeof query[0], keys.key + p, softmax.scores[row] + p * kLanes,
+          sizeof softmax.scores[0], count, ahead ? ahead->key + p : nullptr);
     };
     if (to - from == kPanels - 1) return of.template operator()<kPanels>(0);
     for (int p = from; p <= to; ++p) of.template operator()<1>(p);
@@ -281,8 +216,8 @@ struct AttentionTile {
                                   int row, int count) {
     if constexpr (CHUNK < TileKeys::kChunks) {
       constexpr int kNow = smaller(AmxAttention::kSums, TileKeys::kChunks - CHUNK);
-      tiles.template mix<kNow>(weights[row], sizeof weights[0], keys, from, to, CHUNK,
-                               part_out[row], sizeof part_out[0], count,
+      tiles.template mix<kNow>(softmax.weights[row], sizeof softmax.weights[0], keys, from, to,
+                               CHUNK, softmax.part_out[row], sizeof softmax.part_out[0], count,
                                ahead ? ahead->value : nullptr);
       mix_on_tiles<CHUNK + kNow>(keys, ahead, from, to, row, count);
     }
@@ -313,58 +248,63 @@ struct AttentionTile {
     in_blocks(row, count, [&]<int M>(int r, int n) {
       score<M>(keys, ahead, first / kLanes, last / kLanes, r, n);
     });
-    weigh_rows(row, count, first, last);
-    in_blocks(row, count, [&]<int M>(int r, int n) { mix<M>(keys, ahead, r, n); });
-  }
-  PELTON_INLINE void weigh_rows(int row, int count, int first, int last) {
-    const bool full = first == 0 && last == kStepKeys - 1;
-    for (int r = row; r < row + count; ++r) {
-      if (full) {
-        weigh<true>(r, first, last);
+    const typename Softmax::Span span = {first, last};
+    for (int done = 0; done < count; done += kLanes) {
+      const int now = smaller<int>(kLanes, count - done);
+      if (first == 0 && last == kStepKeys - 1) {
+        softmax.template weigh<true>(row + done, now, [](int) { return typename Softmax::Span{}; });
       } else {
-        weigh<false>(r, first, last);
+        softmax.template weigh<false>(row + done, now, [&](int) { return span; });
       }
     }
+    in_blocks(row, count, [&]<int M>(int r, int n) { mix<M>(keys, ahead, r, n); });
   }
 
   // All rows attend to their keys of the step at `base`, on tiles. FULL: to all of them.
   static_assert(!C::kTiles || __is_same(X, bf16));
   template <bool FULL>
-  __attribute__((noinline)) void attend_on_tiles(const Ahead& ahead, int base) {
-    const auto first_of = [&](int q) { return larger(first_key(position + q) - base, 0); };
-    const auto last_of = [&](int q) { return smaller(position + q - base, kStepKeys - 1); };
+  __attribute__((noinline)) void attend_on_tiles(const Ahead* ahead, int base) {
+    typename Softmax::Span spans[kTileQueries];
+    for (int q = 0; q < queries; ++q) {
+      spans[q] = {larger(first_key(position + q) - base, 0),
+                  smaller(position + q - base, kStepKeys - 1)};
+    }
     const int from = FULL ? 0 : larger(base - position, 0);  // queries before it have no key here
-    const int first = first_of(from), last = last_of(queries - 1);
+    const int first = spans[from].first, last = spans[queries - 1].last;
     TileKeys keys;
     keys.find_keys(step, state, sequence, kv_head, base, first, last);
     // Where no window begins in this step; else each query has values of its own.
-    const bool same_first = first_of(queries - 1) == 0;
+    const bool same_first = spans[queries - 1].first == 0;
     if (same_first) keys.find_values(step, state, sequence, kv_head, base, first, last);
-    const int row = from * heads, count = rows() - row;
-    tiles.in_blocks(row, count, [&](int r, int n) {
-      score_on_tiles(keys, r == row ? &ahead : nullptr, first / kLanes, last / kLanes, r, n);
-    });
+    const RowBlocks blocks(from * heads, (queries - from) * heads);
+    for (int b = 0; b < blocks.count; ++b) {
+      score_on_tiles(keys, b == 0 ? ahead : nullptr, first / kLanes, last / kLanes, blocks.first(b),
+                     blocks.rows(b));
+    }
+    for (int b = 0; b < blocks.count; ++b) {
+      softmax.template weigh<FULL>(blocks.first(b), blocks.rows(b),
+                                   [&](int row) { return spans[row / heads]; });
+    }
     if constexpr (FULL) {
-      weigh_rows(row, count, first, last);
-      tiles.in_blocks(row, count, [&](int r, int n) {
-        mix_on_tiles<0>(keys, r == row ? &ahead : nullptr, 0, TileKeys::kHalves - 1, r, n);
-      });
-    } else {
-      for (int q = from; q < queries; ++q) {
-        if (first_of(q) <= last_of(q)) weigh_rows(q * heads, heads, first_of(q), last_of(q));
+      for (int b = 0; b < blocks.count; ++b) {
+        mix_on_tiles<0>(keys, b == 0 ? ahead : nullptr, 0, TileKeys::kHalves - 1, blocks.first(b),
+                        blocks.rows(b));
       }
-      // From the last query to the first: the values of a key are out as soon as it does not count.
-      for (int q = queries - 1; q >= from; --q) {
-        if (first_of(q) > last_of(q)) continue;  // its window begins further on
-        if (same_first) {
-          keys.end_at(last_of(q));
-        } else {
-          keys.find_values(step, state, sequence, kv_head, base, first_of(q), last_of(q));
-        }
-        tiles.in_blocks(q * heads, heads, [&](int r, int n) {
-          mix_on_tiles<0>(keys, q == queries - 1 && r == q * heads ? &ahead : nullptr,
-                          first_of(q) / kTileBf16Depth, last_of(q) / kTileBf16Depth, r, n);
-        });
+      return;
+    }
+    // From the last query to the first: the values of a key are out as soon as it does not count.
+    for (int q = queries - 1; q >= from; --q) {
+      if (spans[q].first > spans[q].last) continue;  // its window begins further on
+      if (same_first) {
+        keys.end_at(spans[q].last);
+      } else {
+        keys.find_values(step, state, sequence, kv_head, base, spans[q].first, spans[q].last);
+      }
+      const RowBlocks own(q * heads, heads);
+      for (int b = 0; b < own.count; ++b) {
+        mix_on_tiles<0>(keys, q == queries - 1 && b == 0 ? ahead : nullptr,
+                        spans[q].first / kTileBf16Depth, spans[q].last / kTileBf16Depth,
+                        own.first(b), own.rows(b));
       }
     }
   }
@@ -376,13 +316,13 @@ struct AttentionTile {
     const int end = smaller((split + 1) * kSplitKeys, last_query + 1);
     Ahead ahead;
     for (int base = begin; base < end; base += kStepKeys) {
-      look(ahead, base + kStepKeys);
+      const bool far = look(ahead, base + kStepKeys);
       const bool full = base >= first_key(last_query) && base + kStepKeys - 1 <= position;
       if constexpr (C::kTiles) {
         if (full) {
-          attend_on_tiles<true>(ahead, base);
+          attend_on_tiles<true>(far ? &ahead : nullptr, base);
         } else {
-          attend_on_tiles<false>(ahead, base);
+          attend_on_tiles<false>(far ? &ahead : nullptr, base);
         }
         continue;
       }
@@ -395,32 +335,6 @@ struct AttentionTile {
         const int last = smaller(position + q - base, kStepKeys - 1);
         if (first <= last) attend(ahead, base, first, last, q * heads, heads);
       }
-    }
-  }
-
-  // total = total and part together, for one row; `out` and `added` are their outputs.
-  static PELTON_INLINE void merge(State& into, float* out, State from, const float* added) {
-    if (from.sum == 0.0f) return;
-    if (into.sum == 0.0f) {
-      into = from;
-      for (int d = 0; d < kWidth; d += kLanes) store(out + d, load(added + d));
-      return;
-    }
-    const float highest = larger(into.max, from.max);
-    const F32 a = decay(into.max - highest), b = decay(from.max - highest);
-    into = {highest, into.sum * first_lane(a) + from.sum * first_lane(b)};
-    for (int d = 0; d < kWidth; d += kLanes) {
-      store(out + d, load(out + d) * a + load(added + d) * b);
-    }
-  }
-  PELTON_INLINE void merge_part() {
-    for (int r = 0; r < rows(); ++r) merge(total[r], total_out[r], part(r), part_out[r]);
-  }
-
-  static PELTON_INLINE void finish(State state, const float* from, typename C::Out* to) {
-    const F32 share_of = splat(1.0f / state.sum);
-    for (int d = 0; d < kDim; d += kLanes) {
-      store_n(to + d, load(from + d) * share_of, smaller<int>(kDim - d, kLanes));
     }
   }
 };
