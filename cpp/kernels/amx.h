@@ -50,6 +50,11 @@ template <int TILE>
 PELTON_INLINE void tile_load(const void* from, int64_t stride) {
   asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(TILE), "r"(from), "r"(stride) : "memory");
 }
+// The same of rows that are not to stay in the first-level cache (a hint).
+template <int TILE>
+PELTON_INLINE void tile_load_past(const void* from, int64_t stride) {
+  asm volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" ::"i"(TILE), "r"(from), "r"(stride) : "memory");
+}
 template <int TILE>
 PELTON_INLINE void tile_store(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(TILE), "r"(to), "r"(stride) : "memory");

@@ -148,6 +148,10 @@ void tile_load(const void* from, int64_t stride) {
   load_tile(TILE, from, stride);
 }
 template <int TILE>
+void tile_load_past(const void* from, int64_t stride) {
+  load_tile(TILE, from, stride);
+}
+template <int TILE>
 void tile_store(void* to, int64_t stride) {
   store_tile(TILE, to, stride);
 }

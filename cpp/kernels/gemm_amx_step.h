@@ -47,17 +47,17 @@ struct AmxRows : GemmRows<C, DotTile> {
     });
   }
 
-  // 32 values of k of USED tiles of rows and of both panels.
-  template <int USED>
+  // 32 values of k of USED tiles of rows (PAST: which go past the first-level cache) and of both
+  // panels.
+  template <int USED, bool PAST = false>
   static PELTON_INLINE void step(const X* from, const Compute* first, const Compute* second) {
-    constexpr int64_t kRowBytes = kStride * sizeof(X);
-    tile_load<kRowTile>(from, kRowBytes);
+    load_rows<0, PAST>(from);
     tile_load<kPanelTile>(first, kTileRowBytes);
     tile_dot_bf16<kSumTile<0, 0>, kRowTile, kPanelTile>();
     tile_load<kPanelTile + 1>(second, kTileRowBytes);
     tile_dot_bf16<kSumTile<0, 1>, kRowTile, kPanelTile + 1>();
     if constexpr (USED > 1) {
-      tile_load<kRowTile + 1>(from + kTileHeight * kStride, kRowBytes);
+      load_rows<1, PAST>(from + kTileHeight * kStride);
       tile_dot_bf16<kSumTile<1, 0>, kRowTile + 1, kPanelTile>();
       tile_dot_bf16<kSumTile<1, 1>, kRowTile + 1, kPanelTile + 1>();
     }
@@ -90,6 +90,15 @@ struct AmxRows : GemmRows<C, DotTile> {
   }
 
  private:
+  template <int ROW, bool PAST>
+  static PELTON_INLINE void load_rows(const X* from) {
+    constexpr int64_t kRowBytes = kStride * sizeof(X);
+    if constexpr (PAST) {
+      tile_load_past<kRowTile + ROW>(from, kRowBytes);
+    } else {
+      tile_load<kRowTile + ROW>(from, kRowBytes);
+    }
+  }
   // f.template operator()<TILE>(first row, panel) for each tile of sums in use.
   template <int USED, class F>
   static PELTON_INLINE void each_sum(const F& f) {

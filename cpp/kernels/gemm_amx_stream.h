@@ -7,8 +7,9 @@
 namespace pelton {
 
 // PARTS = 1: up to 32 rows, whose sums have registers. 2: twice as many, in two parts that take
-// turns, so that each step is brought once and is still near when the second part wants it.
-template <class C, int PARTS>
+// turns, so that each step is brought once and is still near when the second part wants it. PAST:
+// rows go past the first-level cache.
+template <class C, int PARTS, bool PAST = false>
 struct AmxStream : AmxRows<C> {
   using Base = AmxRows<C>;
   using Base::finish_pair, Base::rows, Base::weight;
@@ -76,7 +77,7 @@ struct AmxStream : AmxRows<C> {
     for (int64_t s = 0; s < count; ++s, row += kTileBf16Depth) {
       if (PARTS == 1) bring();
       const Compute(&panels)[2][kTile] = ring[(taken + s) % kRing];
-      Base::template step<USED>(row, panels[0], panels[1]);
+      Base::template step<USED, PAST>(row, panels[0], panels[1]);
       if (PARTS > 1) bring();
       // Of the pair before. All at once, unlike beside many rows (gemm_amx_tiles.h): the lines that
       // they go to come from far away, and are waited for together.

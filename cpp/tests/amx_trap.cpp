@@ -92,7 +92,7 @@ int emulate(const Instruction& in) {
   const auto memory = in.memory();
   if (in.opcode() == 0x49 && in.prefix() == 0 && in.reg() == 0) {
     configure_tiles(reinterpret_cast<const TileConfig*>(memory.address + memory.index));
-  } else if (in.opcode() == 0x4b && in.prefix() == 3 && in.rm() == 4) {
+  } else if (in.opcode() == 0x4b && (in.prefix() == 3 || in.prefix() == 1) && in.rm() == 4) {
     load_tile(in.reg(), reinterpret_cast<const void*>(memory.address), memory.index);
   } else if (in.opcode() == 0x4b && in.prefix() == 2 && in.rm() == 4) {
     store_tile(in.reg(), reinterpret_cast<void*>(memory.address), memory.index);

@@ -107,7 +107,7 @@ def test_packed_weights_give_the_same_bits(name: str) -> None:
     packed = case.in_packed12()
     whole = case.run(EMULATED, slice(0, 67))
     for tactic in (None, AmxTactic(32, 2, 2), AmxTactic(64, 1, 3)):
-        for rows in (1, 5, 16, 17, 32, 33, 67):
+        for rows in (1, 5, 16, 17, 32, 33, 48, 63, 67):
             got = packed.run(EMULATED, slice(0, rows), 1 + rows % 3, tactic)
             assert bits(got) == bits(whole[:rows]), (tactic, rows)
     with amx.tile_instructions():
@@ -143,7 +143,7 @@ def test_a_weight_and_rows_are_not_read_past_their_ends() -> None:
     """Operands end where an unreadable page begins."""
     named = [CASES[name] for name in ("odd_bf16", "gated_bf16", "direct_bf16")]
     named += [PACKED_CASES[name].in_packed12() for name in ("half_a_panel", "residual", "one_block")]
-    for case, rows in itertools.product(named, (1, 16, 40, 67)):
+    for case, rows in itertools.product(named, (1, 16, 40, 48, 67)):
         operands = [np.ascontiguousarray(a) for a in case.operands(slice(0, rows))]
         operands[1] = case.packed
         expected = bits(case.run(EMULATED, slice(0, rows)))
@@ -158,7 +158,7 @@ def test_the_instructions_themselves_give_the_emulations_bits() -> None:
     with amx.tile_instructions() as library:
         for case in (*(CASES[n] for n in NAMES), DEEP):
             before = library.amx_trap_count()
-            for rows, workers in ((1, 1), (5, 2), (16, 1), (19, 1), (32, 3), (40, 2), (67, 2)):
+            for rows, workers in ((1, 1), (5, 2), (16, 1), (19, 1), (32, 3), (40, 2), (63, 2), (67, 2)):
                 got = _run(case, TRAPPED, rows, workers, _kernel(case, TRAPPED))
                 assert bits(got) == bits(case.run(EMULATED, slice(0, rows))), (rows, workers)
             assert amx.HAS_TILES or library.amx_trap_count() > before
