@@ -131,17 +131,15 @@ struct Attention {
     const int head = which / Tile::kHeadTiles * Tile::kHeadsPerKv + skipped;
     const int heads = smaller<int>(Tile::kTileHeads, Tile::kHeadsPerKv - skipped);
     auto& softmax = tile->softmax;
-    softmax.clear_part(heads);
     softmax.clear_total(heads);
-    alignas(64) float sums[Tile::Softmax::kRoom] = {};
+    alignas(64) float maxima[Tile::Softmax::kRoom] = {}, sums[Tile::Softmax::kRoom] = {};
     for (int i = 0; i < count; ++i) {
       const float* from = part_of(part + i);
       for (int h = 0; h < heads; ++h) {
-        softmax.part_max[h] = from[h * kPartFloats];
+        maxima[h] = from[h * kPartFloats];
         sums[h] = from[h * kPartFloats + 1];
       }
-      softmax.merge(heads, softmax.part_max, sums,
-                    [&](int h) { return from + h * kPartFloats + kLanes; });
+      softmax.merge(heads, maxima, sums, [&](int h) { return from + h * kPartFloats + kLanes; });
     }
     for (int h = 0; h < heads; ++h) softmax.finish(h, out_row(token, head + h));
   }

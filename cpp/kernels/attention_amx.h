@@ -141,11 +141,10 @@ struct AmxAttention {
   }
   PELTON_INLINE void release() { tiles.release(); }
 
-  // scores[row][key] of `rows` rows with PANELS panels. If there is an `ahead`, as many bytes
-  // there, one place for each panel, are brought into the second-level cache meanwhile.
-  template <int PANELS, int DEPTH, class Kv>
+  // scores[row][key] of `rows` rows with PANELS panels. beside(turn) is called after each product.
+  template <int PANELS, int DEPTH, class Kv, class Beside>
   PELTON_INLINE void score(const Kv* query, int64_t query_bytes, const Kv* const* key,
-                           float* scores, int64_t score_bytes, int rows, const char* const* ahead) {
+                           float* scores, int64_t score_bytes, int rows, const Beside& beside) {
     shape(rows);
     each<PANELS>([]<int P>() { tile_zero<P>(); });
     for (int d = 0; d < DEPTH; ++d) {
@@ -155,9 +154,7 @@ struct AmxAttention {
         tile_load<kOther + P % 2>(reinterpret_cast<const char*>(key[P]) + d * kBytes,
                                   kTileRowBytes);
         tile_dot_bf16<P, kRowTile, kOther + P % 2>();
-        for (int64_t at = 0; ahead != nullptr && at < kBytes; at += 64) {
-          __builtin_prefetch(ahead[P] + d * kBytes + at, 0, 2);
-        }
+        beside(d * PANELS + P);
       });
     }
     each<PANELS>([&]<int P>() { tile_store<P>(scores + P * kLanes, score_bytes); });
@@ -165,25 +162,20 @@ struct AmxAttention {
 
   // out[row] += weights[row] . values for CHUNKS times 16 values of a head, from `chunk` on, and
   // the halves of the step from..to.
-  template <int CHUNKS, class Keys, class Kv>
+  template <int CHUNKS, class Keys, class Kv, class Beside>
   PELTON_INLINE void mix(const Kv* weights, int64_t weight_bytes, const Keys& keys, int from,
                          int to, int chunk, float* out, int64_t out_bytes, int rows,
-                         const char* const* ahead) {
+                         const Beside& beside) {
     shape(rows);
     each<CHUNKS>([&]<int I>() { tile_load<I>(out + (chunk + I) * kLanes, out_bytes); });
     for (int h = from; h <= to; ++h) {
       tile_load<kRowTile>(weights + h * kTileBf16Depth, weight_bytes);
       each<CHUNKS>([&]<int I>() {
-        const int64_t at = (chunk + I) * kTileRowBytes;
-        tile_load<kOther + I % 2>(reinterpret_cast<const char*>(keys.value[h]) + at,
-                                  keys.value_bytes[h]);
+        tile_load<kOther + I % 2>(
+            reinterpret_cast<const char*>(keys.value[h]) + (chunk + I) * kTileRowBytes,
+            keys.value_bytes[h]);
         tile_dot_bf16<I, kRowTile, kOther + I % 2>();
-        constexpr int64_t kPairBytes = Keys::kDim * 2 * sizeof(Kv);
-        for (int p = 2 * h; ahead != nullptr && p < 2 * h + 2; ++p) {
-          for (int64_t pair = 0; pair < kLanes / 2; ++pair) {
-            __builtin_prefetch(ahead[p] + pair * kPairBytes + at, 0, 2);
-          }
-        }
+        beside(h * Keys::kChunks + chunk + I);
       });
     }
     each<CHUNKS>([&]<int I>() { tile_store<I>(out + (chunk + I) * kLanes, out_bytes); });

@@ -59,6 +59,7 @@ struct RunningSoftmax {
   __attribute__((noinline)) void weigh(int row, int count, const SpanOf& span) {
     alignas(64) float highest[kLanes], offset[kLanes], shrink[kLanes];
     for (int r = 0; r < count; ++r) {
+      if constexpr (C::kSoftcap != 0.0f) cap_scores(row + r);
       F32 s[kPanels];
       read_scores<FULL>(row + r, span, s);
       highest[r] = max_lane(max(max(s[0], s[1]), max(s[2], s[3])));
@@ -84,8 +85,8 @@ struct RunningSoftmax {
     for (int r = 0; r < rows; ++r) sums[r] = part_total(r);
     merge(rows, part_max, sums, [&](int r) { return part_out[r]; });
   }
-  // The same with a part that lies elsewhere: its maxima and sums (infinities and zeros up to a
-  // whole vector), and outputs from(row).
+  // The same with a part that lies elsewhere: its maxima and sums (of 0 up to a whole vector), and
+  // outputs from(row).
   template <class From>
   PELTON_INLINE void merge(int rows, const float* maxima, const float* sums, const From& from) {
     alignas(64) float keep[kRoom], add[kRoom];  // factors; 0: leave it, or take it, as it is
@@ -129,13 +130,16 @@ struct RunningSoftmax {
   static constexpr float kFactor = C::kSoftcap != 0.0f ? kLog2E : C::kScale * kLog2E;
   static PELTON_INLINE F32 decay(F32 below) { return exp2_below(below * splat(kFactor)); }
 
+  PELTON_INLINE void cap_scores(int row) {
+    for (int k = 0; k < kStepKeys; k += kLanes) {
+      const F32 s = load(scores[row] + k);
+      store(scores[row] + k, splat(C::kSoftcap) * tanh(s * splat(C::kScale) / splat(C::kSoftcap)));
+    }
+  }
   template <bool FULL, class SpanOf>
   PELTON_INLINE void read_scores(int row, const SpanOf& span, F32 (&s)[kPanels]) const {
     for (int p = 0; p < kPanels; ++p) {
       s[p] = load(scores[row] + p * kLanes);
-      if constexpr (C::kSoftcap != 0.0f) {
-        s[p] = splat(C::kSoftcap) * tanh(s[p] * splat(C::kScale) / splat(C::kSoftcap));
-      }
       if constexpr (!FULL) s[p] = select(span(row).in(p), s[p], splat(-kInfinity));
     }
   }

@@ -92,7 +92,8 @@ struct AttentionTile {
     const char* key[kPanels];
     const char* value[kPanels];
   };
-  // False if that is of no use: the tile before this one has left them in the second-level cache.
+  // False if that is of no use: the tile before has left them in the second-level cache (tiles of
+  // AMX mind it; vectors always read ahead).
   PELTON_INLINE bool look(Ahead& ahead, int base) const {
     using Layout = typename Keys::Place::Layout;
     const int last = position + queries - 1;
@@ -114,8 +115,13 @@ struct AttentionTile {
       ahead.key[p] = reinterpret_cast<const char*>(block + k);
       ahead.value[p] = reinterpret_cast<const char*>(block + v);
     }
+    // Half of a core's second-level cache, where there are tiles.
     constexpr int kNear = (1 << 20) / (2 * kDim * static_cast<int>(sizeof(Kv)));  // keys
-    return base > last ? !has_keys_of(after) : !has_keys_of(before) || last - before.first >= kNear;
+    const bool own_are_near =
+        base > last || (has_keys_of(before) && base <= before.last && last - before.first < kNear);
+    const bool next_are_near =
+        base + kStepKeys - 1 <= last || (has_keys_of(after) && last - after.first < kNear);
+    return !own_are_near || !next_are_near;
   }
 
   template <int M>
@@ -199,29 +205,49 @@ struct AttentionTile {
     mix_chunks<M, 0>(keys, ahead, row, count);
   }
 
-  // The same on tiles; `ahead` is null where others read ahead already, or nobody has to.
+  // The same on tiles.
   using TileKeys = AmxKeys<C, kStepKeys>;
-  PELTON_INLINE void score_on_tiles(const TileKeys& keys, const Ahead* ahead, int from, int to,
-                                    int row, int count) {
+  template <class Beside>
+  PELTON_INLINE void score_on_tiles(const TileKeys& keys, int from, int to, int row, int count,
+                                    const Beside& beside) {
     const auto of = [&]<int PANELS>(int p) {
-      tiles.template score<PANELS, TileKeys::kDepth>(
-          query[row], sizeof query[0], keys.key + p, softmax.scores[row] + p * kLanes,
-          sizeof softmax.scores[0], count, ahead ? ahead->key + p : nullptr);
+      tiles.template score<PANELS, TileKeys::kDepth>(query[row], sizeof query[0], keys.key + p,
+                                                     softmax.scores[row] + p * kLanes,
+                                                     sizeof softmax.scores[0], count, beside);
     };
     if (to - from == kPanels - 1) return of.template operator()<kPanels>(0);
     for (int p = from; p <= to; ++p) of.template operator()<1>(p);
   }
-  template <int CHUNK>
-  PELTON_INLINE void mix_on_tiles(const TileKeys& keys, const Ahead* ahead, int from, int to,
-                                  int row, int count) {
+  template <int CHUNK = 0, class Beside>
+  PELTON_INLINE void mix_on_tiles(const TileKeys& keys, int from, int to, int row, int count,
+                                  const Beside& beside) {
     if constexpr (CHUNK < TileKeys::kChunks) {
       constexpr int kNow = smaller(AmxAttention::kSums, TileKeys::kChunks - CHUNK);
       tiles.template mix<kNow>(softmax.weights[row], sizeof softmax.weights[0], keys, from, to,
                                CHUNK, softmax.part_out[row], sizeof softmax.part_out[0], count,
-                               ahead ? ahead->value : nullptr);
-      mix_on_tiles<CHUNK + kNow>(keys, ahead, from, to, row, count);
+                               beside);
+      mix_on_tiles<CHUNK + kNow>(keys, from, to, row, count, beside);
     }
   }
+  // Reads ahead beside products, after each of them the next few lines of the keys and values of
+  // every second panel from FIRST on. The hardware, too, reads ahead of places that are read in
+  // order, but falls behind if lines of one place are asked for in a burst. (No lambda: g++ takes
+  // calls of a function that only prefetches for calls without effect.)
+  template <int FIRST>
+  struct Fetch {
+    const Ahead* ahead;  // null: there is nothing to read
+    static constexpr int64_t kBytes = 256, kPanelBytes = kDim * kLanes * sizeof(Kv);
+    static constexpr int kTurns = divide_up(kPanelBytes, kBytes);
+
+    PELTON_INLINE void operator()(int turn) const {
+      if (ahead == nullptr || turn >= kTurns) return;
+      for (int p = FIRST; p < kPanels; p += 2) lines(ahead->key[p] + turn * kBytes);
+      for (int p = FIRST; p < kPanels; p += 2) lines(ahead->value[p] + turn * kBytes);
+    }
+    static PELTON_INLINE void lines(const char* from) {
+      for (int64_t at = 0; at < kBytes; at += 64) __builtin_prefetch(from + at, 0, 2);
+    }
+  };
 
   // work.template operator()<M>(row, rows) for blocks of rows row..row+count-1; the last may have
   // fewer than M rows.
@@ -278,8 +304,8 @@ struct AttentionTile {
     if (same_first) keys.find_values(step, state, sequence, kv_head, base, first, last);
     const RowBlocks blocks(from * heads, (queries - from) * heads);
     for (int b = 0; b < blocks.count; ++b) {
-      score_on_tiles(keys, b == 0 ? ahead : nullptr, first / kLanes, last / kLanes, blocks.first(b),
-                     blocks.rows(b));
+      score_on_tiles(keys, first / kLanes, last / kLanes, blocks.first(b), blocks.rows(b),
+                     Fetch<0>{b == 0 ? ahead : nullptr});
     }
     for (int b = 0; b < blocks.count; ++b) {
       softmax.template weigh<FULL>(blocks.first(b), blocks.rows(b),
@@ -287,8 +313,8 @@ struct AttentionTile {
     }
     if constexpr (FULL) {
       for (int b = 0; b < blocks.count; ++b) {
-        mix_on_tiles<0>(keys, b == 0 ? ahead : nullptr, 0, TileKeys::kHalves - 1, blocks.first(b),
-                        blocks.rows(b));
+        mix_on_tiles(keys, 0, TileKeys::kHalves - 1, blocks.first(b), blocks.rows(b),
+                     Fetch<1>{b == 0 ? ahead : nullptr});
       }
       return;
     }
@@ -302,9 +328,9 @@ struct AttentionTile {
       }
       const RowBlocks own(q * heads, heads);
       for (int b = 0; b < own.count; ++b) {
-        mix_on_tiles<0>(keys, q == queries - 1 && b == 0 ? ahead : nullptr,
-                        spans[q].first / kTileBf16Depth, spans[q].last / kTileBf16Depth,
-                        own.first(b), own.rows(b));
+        mix_on_tiles(keys, spans[q].first / kTileBf16Depth, spans[q].last / kTileBf16Depth,
+                     own.first(b), own.rows(b),
+                     Fetch<1>{q == queries - 1 && b == 0 ? ahead : nullptr});
       }
     }
   }

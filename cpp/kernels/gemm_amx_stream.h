@@ -17,7 +17,7 @@ struct AmxStream : AmxRows<C> {
   using typename Base::Compute, typename Base::Feed, typename Base::Sums, typename Base::X;
   static constexpr int64_t kMostRows = PARTS * kRows;
   // Steps of a turn. Short ones: what is brought meanwhile and the sums of both parts must stay in
-  // the first-level cache while rows pass through it.
+  // the first-level cache while rows pass through it (or past it).
   static constexpr int64_t kTurn = PARTS == 1 ? kSteps : smaller<int64_t>(4, kSteps);
   // Steps that are brought before one is multiplied, also across pairs: a tile is not loaded as
   // soon as it is written, every part finds the steps of its turn, and memory has no pause.

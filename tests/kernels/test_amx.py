@@ -165,7 +165,7 @@ def test_the_instructions_themselves_give_the_emulations_bits() -> None:
 
 
 ATTENTION = {
-    **{name: SHAPES[name] for name in ("gqa_bf16", "odd_bf16", "big_bf16", "window_bf16")},
+    **{name: SHAPES[name] for name in ("gqa_bf16", "odd_bf16", "big_bf16", "window_bf16", "capped_bf16")},
     "edges": Shape(17, 1, 40, BF16, window=5, softcap=3.0, tokens_per_block=48),
     "window_in_a_step": Shape(2, 1, 80, BF16, window=100),
     "itself_alone": Shape(2, 2, 32, BF16, window=1),
@@ -196,6 +196,7 @@ def test_attention_on_tiles_shared_by_workers() -> None:
     assert relative_error(whole, world.reference([(0, 890, 900)])) < TOLERANCE[BF16]
     for workers in (2, 3):
         assert bits(world.run([(0, 899, 900)], workers)) == bits(whole[-1:])
+        assert bits(world.run([(0, 898, 900)], workers)) == bits(whole[-2:])
 
 
 def test_the_object_for_sapphirerapids_has_tile_instructions(tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ def test_the_object_for_sapphirerapids_has_tile_instructions(tmp_path: Path) -> 
     path.write_bytes(compile_cpu([("kernel", source)], target.sku, cache=ObjectCache(tmp_path)))
     run = subprocess.run([objdump, "-d", "--no-show-raw-insn", path], check=True, capture_output=True, text=True)
     found = Counter(line.split()[1] for line in run.stdout.splitlines() if line.startswith("    "))
-    for name in ("ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tdpbf16ps", "tilestored"):
+    for name in ("ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tileloaddt1", "tdpbf16ps", "tilestored"):
         assert found[name] > 0, name
     assert found["vdpbf16ps"] == 0
 

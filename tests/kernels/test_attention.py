@@ -136,6 +136,7 @@ SHAPES = {
     "big_bf16": Shape(2, 1, 160, BF16, tokens_per_block=64),
     "gqa_f16": Shape(4, 2, 24, F16, out=F16, softcap=3.0),
     "window_bf16": Shape(4, 2, 32, BF16, window=64),
+    "capped_bf16": Shape(3, 1, 32, BF16, softcap=5.0),
 }
 LONG = {**SHAPES, "long_window_bf16": Shape(4, 2, 32, BF16, window=700)}
 LENGTHS = [3, 100, 64, 300]
