@@ -14,7 +14,7 @@ namespace pelton {
 template <class C, class Dot, int MOST>
 struct RunningSoftmax {
   using X = typename Dot::X;
-  static constexpr int kPanels = kStepKeys / kLanes;
+  static constexpr int kPanels = AttentionKeys<C>::kPanels;
   static constexpr int kWidth = round_up(C::kDim, kLanes);  // floats of an output row in here
   static constexpr int kRoom = round_up(MOST, kLanes);      // for numbers that are one a row
   static constexpr float kInfinity = __builtin_huge_valf();
@@ -86,7 +86,7 @@ struct RunningSoftmax {
     merge(rows, part_max, sums, [&](int r) { return part_out[r]; });
   }
   // The same with a part that lies elsewhere: its maxima and sums (of 0 up to a whole vector), and
-  // outputs from(row).
+  // outputs from(row). A row without keys in it has a sum of 0 and a maximum of -infinity.
   template <class From>
   PELTON_INLINE void merge(int rows, const float* maxima, const float* sums, const From& from) {
     alignas(64) float keep[kRoom], add[kRoom];  // factors; 0: leave it, or take it, as it is
@@ -96,9 +96,8 @@ struct RunningSoftmax {
       const Mask first = old_sum == zero(), none = new_sum == zero();
       const F32 highest = max(old_max, new_max);
       const F32 a = decay(old_max - highest), b = decay(new_max - highest);
-      store(total_max + r, select(none, old_max, select(first, new_max, highest)));
-      store(total_sum + r,
-            select(none, old_sum, select(first, new_sum, old_sum * a + new_sum * b)));
+      store(total_max + r, select(first, new_max, highest));
+      store(total_sum + r, select(first, new_sum, old_sum * a + new_sum * b));
       store(keep + r, select(first, zero(), a));
       store(add + r, select(none, zero(), b));
     }

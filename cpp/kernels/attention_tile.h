@@ -230,9 +230,10 @@ struct AttentionTile {
     }
   }
   // Reads ahead beside products, after each of them the next few lines of the keys and values of
-  // every second panel from FIRST on. The hardware, too, reads ahead of places that are read in
-  // order, but falls behind if lines of one place are asked for in a burst. (No lambda: g++ takes
-  // calls of a function that only prefetches for calls without effect.)
+  // every second panel from FIRST on (the same lines again beside each single panel's scores, where
+  // a step has few keys). The hardware, too, reads ahead of places that are read in order, but
+  // falls behind if lines of one place are asked for in a burst. (No lambda: g++ takes calls of a
+  // function that only prefetches for calls without effect.)
   template <int FIRST>
   struct Fetch {
     const Ahead* ahead;  // null: there is nothing to read

@@ -9,8 +9,9 @@
 
 namespace pelton {
 
-// From so many rows on, they would sweep what else is in the first-level cache. With 64 a GEMM
-// takes 7 to 12 % less time if they go past it, with 40 it takes 2 % more.
+// From so many rows on, they would sweep what else is in the first-level cache. If they go past it,
+// GEMMs of 64 rows with K of 896 take up to a tenth less time, with K of 4864 as much; those of 40
+// rows take 2 % more.
 inline constexpr int64_t kSweepingRows = 48;
 
 template <class C>
