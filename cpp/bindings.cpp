@@ -15,6 +15,7 @@
 #include "bindings_roofs.h"
 #include "clock.h"
 #include "error.h"
+#include "interpreter.h"
 #include "runner.h"
 #include "tiles.h"
 
@@ -182,20 +183,37 @@ struct HeldInputs {
   bool want_logits;
 };
 
-// And of its outcome: a FinishedStep, whose outputs are written.
+// And of its outcome: a FinishedStep, whose outputs and tokens are written.
 struct HeldOutcome {
   explicit HeldOutcome(nb::handle object)
       : finished(nb::borrow(object)),
         outputs(object.attr("outputs")),
+        tokens(object.attr("tokens")),
         out(outputs, "step output "),
-        results(step_results(out)) {}
+        results(step_results(out)) {
+    if (!PyList_CheckExact(tokens.ptr()) || nb::len(tokens) != results.tokens.size()) {
+      throw Error("step output tokens: expected a list of " +
+                  std::to_string(results.tokens.size()) + " integers besides the array");
+    }
+  }
 
   // Whether it may be written again: nobody but this has the object, its outputs, or an array.
   bool unshared() const {
-    return Py_REFCNT(finished.ptr()) == 1 && Py_REFCNT(outputs.ptr()) == 2 && out.unshared();
+    return Py_REFCNT(finished.ptr()) == 1 && Py_REFCNT(outputs.ptr()) == 2 &&
+           Py_REFCNT(tokens.ptr()) == 2 && out.unshared();
   }
 
-  nb::object finished, outputs;
+  // What the step has written to the array goes to the list too.
+  void list_tokens() {
+    for (size_t r = 0; r < results.tokens.size(); ++r) {
+      PyObject* token = PyLong_FromLong(results.tokens[r]);
+      if (token == nullptr || PyList_SetItem(tokens.ptr(), static_cast<Py_ssize_t>(r), token) < 0) {
+        throw nb::python_error();
+      }
+    }
+  }
+
+  nb::object finished, outputs, tokens;
   Fields out;
   StepResults results;
 };
@@ -230,6 +248,7 @@ class PythonRunner {
       entered_ = entered;
       left_ = now_ns();
     }
+    outcome->list_tokens();
     return result;
   }
 
@@ -354,6 +373,16 @@ void bind_runner(nb::module_& m) {
       .def("execute", &PythonRunner::execute, nb::arg("inputs"),
            nb::arg("finished").none() = nb::none())
       .def_prop_ro("last_span", &PythonRunner::last_span)
+      .def(
+          "fetch_at_end",
+          [](PythonRunner& self, const std::vector<std::tuple<uint64_t, size_t>>& memory) {
+            std::vector<Nearby> parts = interpreter_code();
+            for (const auto& [address, size] : memory) {
+              parts.push_back({reinterpret_cast<const std::byte*>(address), size});
+            }
+            return self.runner.fetch_at_end(std::move(parts));
+          },
+          nb::arg("memory"))
       .def(
           "copy_blocks",
           [](PythonRunner& self, size_t group, const std::vector<int32_t>& source,

@@ -87,6 +87,11 @@ class StepArrays:
         self._no_bias = np.zeros(ranges.max_logits_rows + 1, np.int32)
         self._no_ids, self._no_values = np.empty(0, np.int32), np.empty(0, np.float32)
 
+    def used_each_step(self) -> tuple[object, ...]:
+        """What packing a decode step goes through."""
+        views = [buffers.position_view for buffers in self._sets]
+        return StepArrays.pack, self, self._sets, *self._sets, *views
+
     def pack(self, batch: Batch) -> StepInputs:
         """Fill the next set of preallocated arrays; they stay untouched for ``depth`` - 1 more steps.
 

@@ -112,6 +112,20 @@ class Scheduler:
         self._tokens = 0  # still free in the step
         self._rows = 0
 
+    def used_each_step(self) -> tuple[object, ...]:
+        """What planning a decode step goes through."""
+        return (
+            Scheduler.schedule,
+            Scheduler._continue,
+            Chunk,
+            Batch,
+            self,
+            self.running,
+            self.waiting,
+            self.kv,
+            self.kv.room,
+        )
+
     def check_fits(self, stored_tokens: int) -> None:
         """Raise RequestError when a sequence that stores this many tokens could never run, even alone."""
         for group, need in zip(self.kv.groups, self.kv.peak(stored_tokens), strict=True):

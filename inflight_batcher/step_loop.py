@@ -57,6 +57,8 @@ class StepLoop:
         self._arrivals = 0
         self._seed = seed
         self._unseeded = 0  # requests without a seed so far
+        own = (StepLoop.step, StepLoop._read, SequenceValues.append, SequenceValues._scan, TokenEvent, self)
+        driver.hold_near((*own, *self.scheduler.used_each_step(), *self._arrays.used_each_step()))
 
     @property
     def has_work(self) -> bool:
@@ -124,7 +126,7 @@ class StepLoop:
             else:
                 self._check_nothing_left()
                 return []
-            events = self._read(batch, handle.result())
+            events = self._read(batch, handle)
             if not self._requests and not self._in_flight:
                 self.scheduler.check_idle()
             return events
@@ -137,10 +139,10 @@ class StepLoop:
             self.scheduler.check_integrity()
             raise PeltonError("the scheduler has requests but can run none of them; this is a bug")
 
-    def _read(self, batch: Batch, outputs: StepOutputs) -> list[TokenEvent]:
+    def _read(self, batch: Batch, handle: StepHandle) -> list[TokenEvent]:
         """Give each row's value to its sequence; take out the sequences that ended."""
         events: list[TokenEvent] = []
-        tokens = outputs.tokens.tolist()
+        tokens = handle.tokens
         row = 0
         for chunk in batch.chunks:
             seq, first = chunk.seq, row
@@ -151,14 +153,14 @@ class StepLoop:
                 continue
             scored = chunk.num_rows - chunk.samples
             if scored:
-                self._take_scores(chunk, outputs, first, scored)
+                self._take_scores(chunk, handle.result(), first, scored)
             if chunk.samples:
                 request, token, logprobs = seq.request, tokens[row - 1], None
                 if request.metrics.first_token is None:
                     request.metrics.first_token = time.monotonic()
                 asked = request.params.logprobs
                 if asked is not None:
-                    logprobs = self._logprobs(outputs, row - 1, token, asked)
+                    logprobs = self._logprobs(handle.result(), row - 1, token, asked)
                 text = values.append(token, len(values.token_ids) + 1 == request.max_tokens, logprobs)
                 events.append(
                     TokenEvent(request.request_id, seq.index, text, (token,), values.finish_reason, values.stop_reason)

@@ -128,6 +128,13 @@ class Runner:
     def last_span(self) -> tuple[int, int]:
         """When the last step's ``execute`` was entered and about to return: nanoseconds of the monotonic clock."""
 
+    def fetch_at_end(self, memory: Sequence[tuple[int, int]]) -> int:
+        """(address, bytes) of what the caller goes through after each step, besides the interpreter's own code.
+
+        At a step's end it is fetched into the caches, line by line; returns the number of lines. Addresses that are not
+        valid any more do no harm.
+        """
+
     def copy_blocks(self, group: int, source: Sequence[int], target: Sequence[int]) -> None: ...
     def set_timing(self, on: bool) -> None: ...
     def take_timings(self) -> NDArray[np.int64]:

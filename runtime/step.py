@@ -115,6 +115,7 @@ class FinishedStep(msgspec.Struct, eq=False):  # a Struct, like all that is made
     """The StepHandle of a driver whose ``execute`` returns when the step has run."""
 
     outputs: StepOutputs
+    tokens: list[int]
 
     def done(self) -> bool:
         return True
@@ -126,6 +127,11 @@ class FinishedStep(msgspec.Struct, eq=False):  # a Struct, like all that is made
 @runtime_checkable
 class StepHandle(Protocol):
     """A step in flight."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """``result().tokens`` as a list, which is all that most steps are read for; waits and raises as it does."""
+        ...
 
     def done(self) -> bool:
         """Whether ``result`` would return at once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -81,6 +81,9 @@ class ReferenceDriver:
                 for a, b in zip(source, target, strict=True):
                     storage[b] = storage[a]
 
+    def hold_near(self, objects: Iterable[object]) -> None:
+        """Do nothing: nothing here is worth it."""
+
     def close(self) -> None:
         """Let go of all memory; a second close does nothing, any other call is an error."""
         self._closed = True
@@ -109,7 +112,7 @@ class ReferenceDriver:
             context.row_count = min(ranges.logits_chunk, inputs.num_rows - start)
             for index in tail:
                 self._launch(index, context)
-        return FinishedStep(outputs)
+        return FinishedStep(outputs, outputs.tokens.tolist())
 
     def _launch(self, index: int, context: StepContext) -> None:
         """Read operands from the arena, compute, store results, and destroy what nobody reads any more."""

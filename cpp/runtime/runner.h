@@ -50,6 +50,13 @@ struct Timing {
   int64_t end;         // and all workers have met, if the launch has a barrier
 };
 
+// Memory to be fetched ahead of its use: one line of every ``stride`` bytes.
+struct Nearby {
+  const std::byte* data = nullptr;
+  size_t size = 0;
+  size_t stride = 64;
+};
+
 class Runner {
  public:
   // launches[:tail_start] run once a step, the rest once for each chunk of logits rows.
@@ -60,6 +67,11 @@ class Runner {
 
   // Checks and runs one step; nothing has been written if it throws.
   void execute(const StepArrays& step, const StepResults& results);
+
+  // What the caller runs through when a step has ended; weights have displaced it from all caches.
+  // Worker 0 fetches it once it has done its part of the last launch, while others finish theirs.
+  // Addresses that are no longer valid do no harm. Returns the lines that it takes.
+  size_t fetch_at_end(std::vector<Nearby> memory);
 
   // Copies blocks in all layers of a group, in the order of the lists.
   void copy_blocks(size_t group, std::span<const int32_t> source, std::span<const int32_t> target);
@@ -92,6 +104,7 @@ class Runner {
   std::vector<size_t> token_arguments_, position_arguments_;
   std::atomic<bool> busy_{false};
   pelton_step step_{};  // of the step that runs; workers take copies
+  std::vector<Nearby> at_end_;
   bool timing_ = false;
   std::vector<Timing> timings_;
 };

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ...runtime.drivers.base import Driver
@@ -61,6 +61,9 @@ class RecordingDriver:
 
     def copy_blocks(self, group: int, source: list[int], target: list[int]) -> None:
         self.inner.copy_blocks(group, source, target)
+
+    def hold_near(self, objects: Iterable[object]) -> None:
+        self.inner.hold_near(objects)
 
     def close(self) -> None:
         self.inner.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -53,6 +54,14 @@ class Driver(Protocol):
 
     def copy_blocks(self, group: int, source: list[int], target: list[int]) -> None:
         """Copy whole blocks in every layer of a group (copy-on-write), ordered before the next step."""
+        ...
+
+    def hold_near(self, objects: Iterable[object]) -> None:
+        """Take note of functions and objects that the caller goes through between any two steps.
+
+        A driver whose steps displace them from the CPU's caches may fetch them back at a step's end; no result depends
+        on it. Replaces what was noted before.
+        """
         ...
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ found at once. Hashes come only from cells and explicit tokens, never from bookk
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -74,6 +75,10 @@ class FakeHandle:
     def done(self) -> bool:
         return self.outputs is not None
 
+    @property
+    def tokens(self) -> list[int]:
+        return self.result().tokens.tolist()
+
     def result(self) -> StepOutputs:
         while self.outputs is None:
             self.driver.run_oldest()
@@ -115,6 +120,9 @@ class FakeDriver:
         if not self.lazy:
             handle.result()
         return handle
+
+    def hold_near(self, objects: Iterable[object]) -> None:
+        self.near = list(objects)
 
     def close(self) -> None:
         self.closed = True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from types import FrameType, FunctionType
 
 import msgspec
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pelton.inflight_batcher
 from pelton.inflight_batcher import BlockPool, CapacityPolicy, ChunkPolicy, SamplingParams, SchedulerConfig, StepLoop
 from pelton.inflight_batcher.bias import LogitRules
 from pelton.inflight_batcher.kv_cache import KVCache
@@ -334,3 +337,23 @@ def test_serving_imports_no_builder_and_no_torch() -> None:
         "sys.exit(' '.join(m for m in sys.modules if m.startswith(banned)) or None)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_driver_is_told_what_a_decode_step_goes_through() -> None:
+    """Every function of pelton that runs in one, and nothing that does not; kernels displace them from the caches."""
+    loop = make_loop()
+    add(loop, "a", [3, 4], SamplingParams(max_tokens=12, ignore_eos=True))
+    for _ in range(4):
+        loop.step()
+    seen = set()
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and Path(pelton.inflight_batcher.__file__).parent in Path(frame.f_code.co_filename).parents:
+            seen.add(frame.f_code)
+
+    sys.setprofile(watch)
+    loop.step()
+    sys.setprofile(None)
+    assert isinstance(loop.driver, FakeDriver)
+    told = {item.__code__ for item in loop.driver.near if isinstance(item, FunctionType)}
+    assert seen == told

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from types import FunctionType
 
 import numpy as np
 import pytest
 
 from pelton.runtime.drivers.base import Driver
+from pelton.runtime.drivers.cpu import driver as cpu_driver
 from pelton.runtime.drivers.cpu.driver import CpuDriver
+from pelton.runtime.drivers.cpu.nearby import memory_of
 from pelton.runtime.errors import DriverError
-from pelton.runtime.step import StepHandle
+from pelton.runtime.step import FinishedStep, StepHandle
 
 from .tiny import TARGET, TinyEngine, make_sampling, make_step
 
@@ -110,6 +114,53 @@ def test_results_are_reused_only_when_nobody_has_them(load):
     assert len(driver.execute(make_step((6,), rows=[0, 1])).result().tokens) == 2
     assert driver.execute(make_step((2,), want_logits=True)).result().logits is not None
     assert driver.execute(make_step((2,))).result().logits is None
+
+
+def test_tokens_come_as_a_list_too(load):
+    _, driver = load([], ["tail w"])
+    handle = driver.execute(make_step((3, 1), rows=[0, 3]))
+    assert handle.tokens == handle.outputs.tokens.tolist() == [1, 4]
+    assert driver.execute(make_step((3,), rows=[])).tokens == []
+    tokens = driver.execute(make_step((5,))).tokens
+    assert driver.execute(make_step((6,))).tokens == [6]
+    assert tokens == [5]  # a list that somebody has is never written again
+    wrong = FinishedStep(handle.outputs, [0])
+    with pytest.raises(RuntimeError, match="expected a list of 2 integers"):
+        driver._running.runner.execute(make_step((3, 1), rows=[0, 3]), wrong)
+
+
+def test_what_is_held_near_changes_nothing(load, monkeypatch):
+    engine, driver = load([], ["tail w"])
+    monkeypatch.setattr(cpu_driver, "memory_of", lambda objects: told.extend(objects) or memory_of(objects))
+    told: list[object] = []
+    driver.hold_near([entries, np.zeros(3), None])
+    step, seen = make_step((4,)), set()
+
+    def watch(frame, event, _):
+        if event == "call":
+            seen.add(frame.f_code)
+
+    driver.execute(step)
+    sys.setprofile(watch)
+    handle = driver.execute(step)
+    sys.setprofile(None)
+    assert handle.tokens == [4]
+    assert seen <= {item.__code__ for item in told if isinstance(item, FunctionType)} | {
+        TinyEngine.raise_problems.__code__
+    }
+    assert entries in told
+    runner = driver._running.runner
+    interpreter = runner.fetch_at_end([])
+    assert interpreter > 500  # its evaluation loop alone has that many lines
+    assert runner.fetch_at_end([(0, 4096), (2**64 - 64, 64), (8, 1 << 20)]) == interpreter + 64 + 1 + (1 << 14)
+    # Not our memory: no harm.
+    assert driver.execute(step).tokens == [4]
+
+
+def test_memory_of_a_function_covers_its_code():
+    ranges = memory_of([entries])
+    for part in (entries, entries.__code__, entries.__code__.co_consts, entries.__code__.co_names):
+        assert any(a <= id(part) and id(part) + part.__sizeof__() <= a + n for a, n in ranges)
 
 
 def test_a_result_is_never_another_threads(load):

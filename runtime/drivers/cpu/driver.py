@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from ...format.plan import Launch, Operand, Plan
 from ...step import FinishedStep, StepInputs
 from ..base import check_allocation, empty_outputs
 from .binding import EngineSections, block_bytes, check_states, limits, native_errors, state_bytes
+from .nearby import memory_of
 from .threads import CLAIMS, cpu_list, default_threads
 from .weights import WeightPlace, Weights, place_weights
 
@@ -106,7 +107,8 @@ class CpuDriver:
         try:
             finished = running.runner.execute(inputs)
             if finished is None:
-                finished = FinishedStep(empty_outputs(self.plan, inputs.num_rows, inputs.want_logits))
+                rows = inputs.num_rows
+                finished = FinishedStep(empty_outputs(self.plan, rows, inputs.want_logits), [-1] * rows)
                 running.runner.execute(inputs, finished)
         except NativeError as error:
             raise DriverError(str(error)) from None
@@ -117,6 +119,12 @@ class CpuDriver:
         running = self._ready()
         with native_errors("copy_blocks"):
             running.runner.copy_blocks(group, source, target)
+
+    def hold_near(self, objects: Iterable[object]) -> None:
+        """Fetch these, and what ``execute`` itself goes through, when a step ends: its weights have displaced them."""
+        running = self._ready()
+        own = (CpuDriver.execute, type(running.bound.engine).raise_problems, self, running, running.bound, FinishedStep)
+        running.runner.fetch_at_end(memory_of((*objects, *own)))
 
     def set_timing(self, on: bool) -> None:
         """Record the time of every launch of the coming steps, or stop recording."""
