@@ -24,6 +24,7 @@ PELTON_INLINE void gemm(void* const* args, pelton_worker* worker, int64_t rows) 
   } else {
     run_tiles(blocks, ready, worker);
   }
+  if constexpr (Blocks::kPast) store_fence();
 }
 
 }  // namespace pelton

@@ -30,6 +30,7 @@ PELTON_INLINE void gemm_amx(void* const* args, pelton_worker* worker, int64_t ro
     AmxTiles<C> tiles(args, rows);
     tiles.run(tiles.staged(worker), worker);
   }
+  if constexpr (AmxRows<C>::kPast) store_fence();
 }
 
 }  // namespace pelton

@@ -37,6 +37,7 @@ namespace pelton {
 // --- derived operations, the same for both register widths ---------------------------------------
 
 PELTON_INLINE F32 zero() { return splat(0.0f); }
+PELTON_INLINE void store_fence() { _mm_sfence(); }  // what was stored past the caches comes before
 PELTON_INLINE F32& operator+=(F32& a, F32 b) { return a = a + b; }
 PELTON_INLINE F32& operator*=(F32& a, F32 b) { return a = a * b; }
 PELTON_INLINE F32 operator-(F32 a) { return from_bits(bits(a) ^ splat_int(INT32_MIN)); }

@@ -22,6 +22,11 @@ PELTON_INLINE void store(float* p, F32 a) {
   _mm256_storeu_ps(p, a.lo);
   _mm256_storeu_ps(p + 8, a.hi);
 }
+// A whole cache line, past the caches. Other threads see it after store_fence() and a barrier.
+PELTON_INLINE void store_past(float* p, F32 a) {
+  _mm256_stream_ps(p, a.lo);
+  _mm256_stream_ps(p + 8, a.hi);
+}
 PELTON_INLINE F32 operator+(F32 a, F32 b) {
   return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
 }

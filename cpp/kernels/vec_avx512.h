@@ -19,6 +19,8 @@ struct F64 {
 PELTON_INLINE F32 splat(float x) { return {_mm512_set1_ps(x)}; }
 PELTON_INLINE F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
 PELTON_INLINE void store(float* p, F32 a) { _mm512_storeu_ps(p, a.v); }
+// A whole cache line, past the caches. Other threads see it after store_fence() and a barrier.
+PELTON_INLINE void store_past(float* p, F32 a) { _mm512_stream_ps(p, a.v); }
 PELTON_INLINE F32 operator+(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
 PELTON_INLINE F32 operator-(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 PELTON_INLINE F32 operator*(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
