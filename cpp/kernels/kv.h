@@ -38,6 +38,17 @@ struct KvPlace {
     round_all(x, rounded);
     for (int d = 0; d < C::kDim; ++d) to[d * kPair] = rounded[d];
   }
+  // Asks for the lines that a token's keys and values go to. They come from memory: weights have
+  // displaced them since the last step.
+  static PELTON_INLINE void fetch(const Kv* block, int token) {
+    constexpr int64_t kLine = 64 / sizeof(Kv);
+    for (int head = 0; head < C::kKvHeads; ++head) {
+      const Kv* key = block + Layout::k_index(C::kTokens, C::kDim, head, token, 0);
+      for (int d = 0; d < C::kDim; d += kPair) __builtin_prefetch(key + d * kLanes, 1);
+      const Kv* value = block + Layout::v_index(C::kKvHeads, C::kTokens, C::kDim, head, token, 0);
+      for (int64_t d = 0; d < C::kDim * kPair; d += kLine) __builtin_prefetch(value + d, 1);
+    }
+  }
   static constexpr int kWidth = round_up(C::kDim, kLanes);
   static PELTON_INLINE void round_all(const float* x, Kv* out) {
     for (int d = 0; d < C::kDim; d += kLanes) {
@@ -71,6 +82,15 @@ struct QkvRopeWrite {
   using Place = KvPlace<C>;
   static constexpr int kAll = C::kHeads + 2 * C::kKvHeads;
   static constexpr int kOut = C::kNorm ? 5 : 3;
+
+  // Before its queries are rotated: the place of a token whose lines no token before it has
+  // brought.
+  static PELTON_INLINE void fetch(const pelton_step* step, void* const* args, int64_t t) {
+    const int64_t position = step->positions[t];
+    if (t > 0 && step->token_seq[t] == step->token_seq[t - 1] && position % C::kTokens != 0) return;
+    const auto* block = Place::block(step, args[kOut + 2], step->token_seq[t], position);
+    if (block != nullptr) Place::fetch(block, static_cast<int>(position % C::kTokens));
+  }
 
   static PELTON_INLINE void head(const pelton_step* step, void* const* args, int64_t t, int h) {
     const float* x = static_cast<const float*>(args[0]) + (t * kAll + h) * C::kDim;
@@ -113,6 +133,7 @@ PELTON_INLINE void qkv_rope_write(const pelton_step* step, void* const* args,
   using Work = QkvRopeWrite<C>;
   const Range mine = share(int64_t{step->num_tokens} * Work::kAll, worker);
   for (int64_t i = mine.begin; i < mine.end; ++i) {
+    if (i % Work::kAll == 0) Work::fetch(step, args, i / Work::kAll);
     Work::head(step, args, i / Work::kAll, static_cast<int>(i % Work::kAll));
   }
 }
