@@ -179,18 +179,19 @@ inline void copy_row(float* to, const float* from, int n) {
 // Bytes of scratch a row in work needs: adjusted logits and two arrays of ids.
 constexpr int64_t sample_room(int vocab) { return (int64_t{12} * vocab + 63) / 64 * 64; }
 
-// args: logits [C][V], (token), history [slots][max_seq_len], scratch (sample_room a worker in
-// use). Workers take whole rows, so a row's bits depend on nothing but the row; the last worker
-// takes the first, for worker 0 goes on with the next step's planning.
+// args: logits [C][V], (token), history [slots][max_seq_len], scratch (sample_room for each worker
+// that has a row). Workers take whole rows, so a row's bits depend on nothing but the row. The last
+// worker takes the first: with few rows worker 0, on whose thread the next step is planned, has
+// none.
 template <int kVocab, int kMaxLogprobs, int kMaxSeqLen>
 inline void sample(const pelton_step* step, void* const* args, const pelton_worker* worker) {
   const pelton_sampling& s = step->sampling;
   auto* history = static_cast<int32_t*>(args[2]);
-  auto* x =
-      reinterpret_cast<float*>(static_cast<char*>(args[3]) + worker->index * sample_room(kVocab));
+  const int first = worker->count - 1 - worker->index;  // of its rows, and its place in the scratch
+  auto* x = reinterpret_cast<float*>(static_cast<char*>(args[3]) + first * sample_room(kVocab));
   auto* room_a = reinterpret_cast<int32_t*>(x + kVocab);
   auto* room_b = room_a + kVocab;
-  for (int i = worker->count - 1 - worker->index; i < step->row_count; i += worker->count) {
+  for (int i = first; i < step->row_count; i += worker->count) {
     const int row = step->row_start + i;
     const float* raw = static_cast<const float*>(args[0]) + static_cast<int64_t>(i) * kVocab;
     const int position = step->positions[step->logits_rows[row]];

@@ -146,13 +146,18 @@ def by_kernel(
     kernel = kernel_for(vocab, sku)
     step = rows.step
     out, history = empty_outputs(count, vocab), rows.history.copy()
-    room = np.full(kernel.kernel.scratch_bytes(kernel.call, kernel.target) + 64, 0xFF, np.uint8)
-    aligned = room.ctypes.data + -room.ctypes.data % 64 if scratch else None
+    # What a plan gives an engine whose chunks are this small, and beyond it bytes that must stay.
+    ranges = msgspec.structs.replace(SAMPLE_RANGES, logits_chunk=chunk or count)
+    size = kernel.kernel.scratch_bytes(dataclasses.replace(kernel.call, ranges=ranges), kernel.target)
+    room = np.full(size + workers * (12 * vocab + 64) + 64, 0xFF, np.uint8)
+    begin = -room.ctypes.data % 64
+    aligned = room.ctypes.data + begin if scratch else None
     for start in range(0, count, chunk or count):
         part = np.ascontiguousarray(rows.logits[start : start + (chunk or count)])
         native, _alive = native_step(step, out, start, len(part))
         operands = (ctypes.c_void_p * 4)(part.ctypes.data, None, history.ctypes.data, aligned)
         run_workers(kernel.function, native, operands, workers)
+    assert (room[begin + size :] == 0xFF).all(), "written beyond the scratch"
     return out, history
 
 
