@@ -191,7 +191,7 @@ struct HeldOutcome {
         tokens(object.attr("tokens")),
         out(outputs, "step output "),
         results(step_results(out)) {
-    if (!PyList_CheckExact(tokens.ptr()) || nb::len(tokens) != results.tokens.size()) {
+    if (!PyList_CheckExact(tokens.ptr()) || !has_all_tokens()) {
       throw Error("step output tokens: expected a list of " +
                   std::to_string(results.tokens.size()) + " integers besides the array");
     }
@@ -200,7 +200,12 @@ struct HeldOutcome {
   // Whether it may be written again: nobody but this has the object, its outputs, or an array.
   bool unshared() const {
     return Py_REFCNT(finished.ptr()) == 1 && Py_REFCNT(outputs.ptr()) == 2 &&
-           Py_REFCNT(tokens.ptr()) == 2 && out.unshared();
+           Py_REFCNT(tokens.ptr()) == 2 && has_all_tokens() && out.unshared();
+  }
+
+  // A list can be changed by whoever had it.
+  bool has_all_tokens() const {
+    return static_cast<size_t>(PyList_GET_SIZE(tokens.ptr())) == results.tokens.size();
   }
 
   // What the step has written to the array goes to the list too.

@@ -111,7 +111,7 @@ class StepOutputs:
     logits: NDArray[np.float32] | None  # [R, V] when asked for
 
 
-class FinishedStep(msgspec.Struct, eq=False):  # a Struct, like all that is made in every step
+class FinishedStep(msgspec.Struct, eq=False, frozen=True):  # a Struct, like all that is made in every step
     """The StepHandle of a driver whose ``execute`` returns when the step has run."""
 
     outputs: StepOutputs

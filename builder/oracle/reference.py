@@ -82,7 +82,8 @@ class ReferenceDriver:
                     storage[b] = storage[a]
 
     def hold_near(self, objects: Iterable[object]) -> None:
-        """Do nothing: nothing here is worth it."""
+        """Do nothing more than a check: nothing here is worth it."""
+        self._ready()
 
     def close(self) -> None:
         """Let go of all memory; a second close does nothing, any other call is an error."""

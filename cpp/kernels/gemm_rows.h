@@ -52,11 +52,11 @@ struct GemmRows {
                                      : kTight * sizeof(X) % kCrowded == 0 ? kTight + kLineElements
                                                                           : kTight;
 
-  // Whether outputs are stored past the caches: rows so long (logits) that no cache holds them
-  // until they are read. Their lines need not come from memory first: with 16 rows on AMX that was
-  // a fifth of the head's time.
-  static constexpr bool kPast = __is_same(Out, float) && !C::kResidual && C::kOut % kLanes == 0 &&
-                                C::kOut * sizeof(Out) >= 64 * 1024;
+  // Whether outputs are stored past the caches: logits, whose rows are so long that few of them,
+  // and a weight beside them, leave the second-level cache before they are read. Their lines need
+  // not come from memory first: with 16 rows on AMX that was a fifth of the head's time.
+  static constexpr bool kPast = __is_same(Out, float) && !C::kGated && !C::kResidual &&
+                                C::kOut % kLanes == 0 && C::kOut * sizeof(Out) >= 128 * 1024;
 
   // The tactic: tiles of M rows and P panels, in groups of panels, in blocks of k.
   // Those of a packed12 weight go by two panels and by its blocks of k.

@@ -38,16 +38,16 @@ struct KvPlace {
     round_all(x, rounded);
     for (int d = 0; d < C::kDim; ++d) to[d * kPair] = rounded[d];
   }
-  // Asks for the lines that a token's keys and values go to. They come from memory: weights have
+  // Ask for the lines that a head's key or value goes to. They come from memory: weights have
   // displaced them since the last step.
-  static PELTON_INLINE void fetch(const Kv* block, int token) {
+  static PELTON_INLINE void fetch_key(const Kv* block, int head, int token) {
+    const Kv* key = block + Layout::k_index(C::kTokens, C::kDim, head, token, 0);
+    for (int d = 0; d < C::kDim; d += kPair) __builtin_prefetch(key + d * kLanes, 1);
+  }
+  static PELTON_INLINE void fetch_value(const Kv* block, int head, int token) {
     constexpr int64_t kLine = 64 / sizeof(Kv);
-    for (int head = 0; head < C::kKvHeads; ++head) {
-      const Kv* key = block + Layout::k_index(C::kTokens, C::kDim, head, token, 0);
-      for (int d = 0; d < C::kDim; d += kPair) __builtin_prefetch(key + d * kLanes, 1);
-      const Kv* value = block + Layout::v_index(C::kKvHeads, C::kTokens, C::kDim, head, token, 0);
-      for (int64_t d = 0; d < C::kDim * kPair; d += kLine) __builtin_prefetch(value + d, 1);
-    }
+    const Kv* value = block + Layout::v_index(C::kKvHeads, C::kTokens, C::kDim, head, token, 0);
+    for (int64_t d = 0; d < C::kDim * kPair; d += kLine) __builtin_prefetch(value + d, 1);
   }
   static constexpr int kWidth = round_up(C::kDim, kLanes);
   static PELTON_INLINE void round_all(const float* x, Kv* out) {
@@ -83,13 +83,24 @@ struct QkvRopeWrite {
   static constexpr int kAll = C::kHeads + 2 * C::kKvHeads;
   static constexpr int kOut = C::kNorm ? 5 : 3;
 
-  // Before its queries are rotated: the place of a token whose lines no token before it has
-  // brought.
-  static PELTON_INLINE void fetch(const pelton_step* step, void* const* args, int64_t t) {
+  // Where keys and values among heads first .. last - 1 of a token go: asked for before its queries
+  // are rotated, for the first token of a sequence in this step, or in a block. Those that follow
+  // it find most lines there.
+  static PELTON_INLINE void fetch(const pelton_step* step, void* const* args, int64_t t,
+                                  int64_t first, int64_t last) {
     const int64_t position = step->positions[t];
     if (t > 0 && step->token_seq[t] == step->token_seq[t - 1] && position % C::kTokens != 0) return;
     const auto* block = Place::block(step, args[kOut + 2], step->token_seq[t], position);
-    if (block != nullptr) Place::fetch(block, static_cast<int>(position % C::kTokens));
+    if (block == nullptr) return;
+    const int slot = static_cast<int>(position % C::kTokens);
+    for (int h = static_cast<int>(larger<int64_t>(first, C::kHeads)); h < last; ++h) {
+      const int kv_head = h - C::kHeads;
+      if (kv_head < C::kKvHeads) {
+        Place::fetch_key(block, kv_head, slot);
+      } else {
+        Place::fetch_value(block, kv_head - C::kKvHeads, slot);
+      }
+    }
   }
 
   static PELTON_INLINE void head(const pelton_step* step, void* const* args, int64_t t, int h) {
@@ -132,9 +143,11 @@ PELTON_INLINE void qkv_rope_write(const pelton_step* step, void* const* args,
                                   pelton_worker* worker) {
   using Work = QkvRopeWrite<C>;
   const Range mine = share(int64_t{step->num_tokens} * Work::kAll, worker);
-  for (int64_t i = mine.begin; i < mine.end; ++i) {
-    if (i % Work::kAll == 0) Work::fetch(step, args, i / Work::kAll);
-    Work::head(step, args, i / Work::kAll, static_cast<int>(i % Work::kAll));
+  for (int64_t i = mine.begin; i < mine.end;) {
+    const int64_t t = i / Work::kAll, before = t * Work::kAll;
+    const int64_t end = smaller(before + Work::kAll, mine.end);
+    Work::fetch(step, args, t, i - before, end - before);
+    for (; i < end; ++i) Work::head(step, args, t, static_cast<int>(i - before));
   }
 }
 

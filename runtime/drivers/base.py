@@ -59,8 +59,8 @@ class Driver(Protocol):
     def hold_near(self, objects: Iterable[object]) -> None:
         """Take note of functions and objects that the caller goes through between any two steps.
 
-        A driver whose steps displace them from the CPU's caches may fetch them back at a step's end; no result depends
-        on it. Replaces what was noted before.
+        After ``allocate``. A driver whose steps displace them from the CPU's caches may fetch them back at a step's
+        end; no result depends on it. Replaces what was noted before.
         """
         ...
 

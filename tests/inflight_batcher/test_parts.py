@@ -352,8 +352,10 @@ def test_the_driver_is_told_what_a_decode_step_goes_through() -> None:
             seen.add(frame.f_code)
 
     sys.setprofile(watch)
-    loop.step()
-    sys.setprofile(None)
+    try:
+        loop.step()
+    finally:
+        sys.setprofile(None)
     assert isinstance(loop.driver, FakeDriver)
     told = {item.__code__ for item in loop.driver.near if isinstance(item, FunctionType)}
     assert seen == told

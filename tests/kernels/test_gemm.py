@@ -106,6 +106,8 @@ CASES = {
     "gated_bias_f16": Case(40, 61, 67, F32, F16, F16, bias=True, activation="gelu_erf", gated=True),
     "head_f16": Case(129, 64, 67, F16, F16, F32, softcap=30.0, scale=0.5),
     "cast_bf16": Case(33, 256, 67, F16, BF16, F32, activation="relu"),
+    "long_f32": Case(32768, 24, 67, F32, F32, F32, bias=True),  # outputs go past the caches
+    "long_bf16": Case(32784, 40, 67, F32, BF16, F32, softcap=30.0),
 }
 
 
@@ -169,6 +171,7 @@ PACKED_CASES = {
     "blocks_of_k": Case(176, 3208, 67, BF16, BF16, F32, softcap=30.0).with_odd_values(300),
     "full_list": full_list(),
     "one_block": Case(17, 8, 67, BF16, BF16, F32),
+    "long": Case(32784, 16, 67, BF16, BF16, F32),
 }
 
 

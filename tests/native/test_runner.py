@@ -124,6 +124,11 @@ def test_tokens_come_as_a_list_too(load):
     tokens = driver.execute(make_step((5,))).tokens
     assert driver.execute(make_step((6,))).tokens == [6]
     assert tokens == [5]  # a list that somebody has is never written again
+    for spoil in (list.clear, list.pop, lambda tokens: tokens.append(7)):
+        spoil(driver.execute(make_step((3, 1), rows=[0, 3])).tokens)  # by somebody who then lets go of it
+        assert driver.execute(make_step((3, 1), rows=[0, 3])).tokens == [1, 4]
+    with pytest.raises(AttributeError, match="immutable"):
+        handle.tokens = [9, 9]
     wrong = FinishedStep(handle.outputs, [0])
     with pytest.raises(RuntimeError, match="expected a list of 2 integers"):
         driver._running.runner.execute(make_step((3, 1), rows=[0, 3]), wrong)
@@ -142,8 +147,10 @@ def test_what_is_held_near_changes_nothing(load, monkeypatch):
 
     driver.execute(step)
     sys.setprofile(watch)
-    handle = driver.execute(step)
-    sys.setprofile(None)
+    try:
+        handle = driver.execute(step)
+    finally:
+        sys.setprofile(None)
     assert handle.tokens == [4]
     assert seen <= {item.__code__ for item in told if isinstance(item, FunctionType)} | {
         TinyEngine.raise_problems.__code__
