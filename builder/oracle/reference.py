@@ -82,7 +82,7 @@ class ReferenceDriver:
                     storage[b] = storage[a]
 
     def hold_near(self, objects: Iterable[object]) -> None:
-        """Do nothing more than a check: nothing here is worth it."""
+        """Nothing to do: numpy's steps are not worth it."""
         self._ready()
 
     def close(self) -> None:
